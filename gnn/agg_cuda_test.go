@@ -39,8 +39,8 @@ func newKernRig(t *testing.T, seed uint64, opt difftest.Options) *kernRig {
 	if opt.Tolerance == nil && !(runtime.GOARCH == "amd64" && cpuid.CPU.Supports(cpuid.AVX,
 		cpuid.FMA3)) {
 		// Go's math.Exp is another here than the one that fp.h follows.
-		opt.Tolerance = map[string]difftest.Tolerance{"softmax_xent": {Abs: 1e-14, Rel: 2e-7,
-			Wide: true}}
+		other := difftest.Tolerance{Abs: 1e-14, Rel: 2e-7, Wide: true}
+		opt.Tolerance = map[string]difftest.Tolerance{"softmax_xent": other, "loss_bce": other}
 	}
 	g := &kernRig{T: t, dev: difftest.Open(t, opt), rng: rand.New(rand.NewPCG(seed, 7))}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -315,14 +315,60 @@ func TestGPULoss(t *testing.T) {
 		p := xentParams{
 			Logits: given(g, logits), Labels: given(g, labels),
 			Grad: blank[float32](g, rows*classes), Loss: blank[float64](g, rows),
-			Pred: blank[int32](g, rows), Outcome: blank[float64](g, 3), Rows: rows,
+			Pred: blank[int32](g, rows), Outcome: blank[float64](g, 4), Rows: rows,
 			Classes: classes,
+		}
+		weights := g.floats(classes)
+		for i := range weights {
+			weights[i] *= weights[i]
+		}
+		weighed := p
+		weighed.Weights, weighed.Smoothing = given(g, weights), 0.1*float64(rows%3)
+		for _, name := range softmaxLoss.kernels() {
+			both(g, name, weighed)
 		}
 		for _, p.Labels = range []cuda.DevicePtr{p.Labels, 0} {
 			both(g, "xent_count", p)
 			both(g, "softmax_xent", p)
 			both(g, "xent_sum", p)
 			p.Grad = 0
+		}
+	}
+	require.NoError(t, g.st.Synchronize(g.ctx))
+}
+
+// Losses over labels and numbers, with targets that are not there, with weights and smoothing, and
+// without targets.
+func TestGPUDenseLoss(t *testing.T) {
+	g := newKernRig(t, 12, difftest.Options{})
+	for _, l := range losses {
+		for _, s := range [][2]int64{{1, 1}, {9, 3}, {33, 32}, {70, 33}, {5000, 2}} {
+			if !l.dense() || s[0] > 1000 && wide.Lean() {
+				continue
+			}
+			rows, cols := s[0], s[1]
+			outputs, targets := g.floats(rows*cols), g.floats(rows*cols)
+			for i := range targets {
+				if l == bceLoss {
+					targets[i] = float32(g.rng.IntN(2))
+					outputs[i] *= 20
+				}
+				if g.rng.IntN(4) == 0 {
+					targets[i] = float32(math.NaN())
+				}
+			}
+			p := denseParams{Outputs: given(g, outputs), Targets: given(g, targets),
+				Grad: blank[float32](g, rows*cols), Loss: blank[float64](g, rows),
+				Right: blank[int32](g, rows), Outcome: blank[float64](g, 4), Rows: rows, Cols: cols}
+			weighed := p
+			weighed.Weights, weighed.Smoothing = given(g, g.floats(cols)), 0.1
+			none, inference := p, p
+			none.Targets, inference.Grad = 0, 0
+			for _, q := range []denseParams{p, weighed, none, inference} {
+				for _, name := range l.kernels() {
+					both(g, name, q)
+				}
+			}
 		}
 	}
 	require.NoError(t, g.st.Synchronize(g.ctx))
@@ -470,7 +516,7 @@ func TestGPUFaults(t *testing.T) {
 	})
 	fails(t, "label 5 of seed 1 is out of range: -1 (none) to 4", func(g *kernRig) error {
 		return one(g, "xent_count", xentParams{Labels: given(g, []int32{0, 5, 7}),
-			Outcome: blank[float64](g, 3), Rows: 3, Classes: 5})
+			Outcome: blank[float64](g, 4), Rows: 3, Classes: 5})
 	})
 }
 

@@ -1,7 +1,6 @@
 package gnn
 
 import (
-	"fmt"
 	"math"
 	"unsafe"
 
@@ -63,9 +62,6 @@ func init() {
 	cuda.RegisterHost("gcn_transpose",
 		func(b *cuda.Block, p *aggParams) error { return transpose(b, p, true) })
 	cuda.RegisterHost("col_sum", colSum)
-	cuda.RegisterHost("xent_count", xentCount)
-	cuda.RegisterHost("softmax_xent", softmaxXent)
-	cuda.RegisterHost("xent_sum", xentSum)
 	cuda.RegisterHost("square_sum", squareSum)
 	cuda.RegisterHost("clip_factor", clipFactor)
 	cuda.RegisterHost("adam", adam)
@@ -413,158 +409,6 @@ func sumTree(l simd.Level, out, x []float32, rows, stride int64) {
 		l.SumColumns(out, two, 2, n) // not in place: the generic level clears its output first
 		copy(two, out)
 	}
-}
-
-// xentParams is the parameter block of the loss kernels.
-type xentParams struct {
-	Logits  cuda.DevicePtr // float32[Rows, Classes]
-	Labels  cuda.DevicePtr // int32[Rows], -1 = not labelled; 0 = no labels at all
-	Grad    cuda.DevicePtr // float32[Rows, Classes], or 0: gradient of the mean loss by the logits
-	Loss    cuda.DevicePtr // float64[Rows]
-	Pred    cuda.DevicePtr // int32[Rows]: class of the largest logit, the first of equals
-	Outcome cuda.DevicePtr // outcome
-	Rows    int64
-	Classes int64
-}
-
-// outcome holds what a step leaves for the host, in pinned memory.
-type outcome struct {
-	Loss    float64 // mean over Counted rows
-	Correct int64
-	Counted int64
-}
-
-const (
-	_ = uint(unsafe.Sizeof(xentParams{}) - 64)
-	_ = uint(64 - unsafe.Sizeof(xentParams{}))
-	_ = uint(unsafe.Sizeof(outcome{}) - 24)
-	_ = uint(24 - unsafe.Sizeof(outcome{}))
-)
-
-// xentCount counts the labelled rows, by which the gradient is divided. One block.
-func xentCount(b *cuda.Block, p *xentParams) error {
-	if b.Index != 0 {
-		return nil
-	}
-	n := int64(0)
-	if p.Labels != 0 {
-		for i, y := range cuda.View[int32](p.Labels, p.Rows) {
-			if y < -1 || int64(y) >= p.Classes {
-				return fmt.Errorf(
-					"label %d of seed %d is out of range: -1 (none) to %d; check the dataset's labels",
-					y, i, p.Classes-1)
-			}
-			if y >= 0 {
-				n++
-			}
-		}
-	}
-	cuda.View[outcome](p.Outcome, 1)[0] = outcome{Counted: n}
-	return nil
-}
-
-// softmaxXent computes per row the prediction, the loss log Σ exp z - z_y, and the gradient
-// (softmax(z) - onehot(y)) / counted, in float64 after the row's maximum is subtracted.
-func softmaxXent(b *cuda.Block, p *xentParams) error {
-	logits := cuda.View[float32](p.Logits, p.Rows*p.Classes)
-	pred := cuda.View[int32](p.Pred, p.Rows)
-	loss := cuda.View[float64](p.Loss, p.Rows)
-	var labels []int32
-	var grad []float32
-	scale := 0.0
-	if p.Labels != 0 {
-		labels = cuda.View[int32](p.Labels, p.Rows)
-	}
-	if p.Grad != 0 {
-		grad = cuda.View[float32](p.Grad, p.Rows*p.Classes)
-		if n := cuda.View[outcome](p.Outcome, 1)[0].Counted; n > 0 {
-			scale = 1 / float64(n)
-		}
-	}
-	var kept xentKept
-	lo, hi := b.Range(p.Rows)
-	for i := lo; i < hi; i++ {
-		z := logits[i*p.Classes : (i+1)*p.Classes]
-		best := 0
-		for c, v := range z {
-			if v > z[best] {
-				best = c
-			}
-		}
-		pred[i] = int32(best)
-		var g []float32
-		if grad != nil {
-			g = grad[i*p.Classes : (i+1)*p.Classes]
-		}
-		if labels == nil || labels[i] < 0 {
-			loss[i] = 0
-			clear(g)
-			continue
-		}
-		loss[i] = kept.row(z, g, int(labels[i]), float64(z[best]), scale)
-	}
-	return nil
-}
-
-// xentKept has exp of a row's first classes, which loss and gradient both need.
-type xentKept [512]float64
-
-// row returns the loss of a row of logits z with label y, of which top is the largest, and writes
-// its gradient to g, which may be nil.
-func (kept *xentKept) row(z, g []float32, y int, top, scale float64) float64 {
-	sum := 0.0
-	for c, v := range z {
-		e := math.Exp(float64(v) - top)
-		if sum += e; c < len(kept) {
-			kept[c] = e
-		}
-	}
-	for c := range g {
-		var e float64
-		if c < len(kept) {
-			e = kept[c]
-		} else {
-			e = math.Exp(float64(z[c]) - top)
-		}
-		q := e / sum
-		if c == y {
-			q--
-		}
-		g[c] = float32(q * scale)
-	}
-	return math.Log(sum) - (float64(z[y]) - top)
-}
-
-// The losses of xentLeaf rows, those of one thread of a GPU, are summed before their sum is added
-// to that of the rows before.
-const xentLeaf = 64
-
-// xentSum adds up the rows in order, xentLeaf at a time. One block.
-func xentSum(b *cuda.Block, p *xentParams) error {
-	if b.Index != 0 || p.Labels == 0 {
-		return nil
-	}
-	o := &cuda.View[outcome](p.Outcome, 1)[0]
-	loss := cuda.View[float64](p.Loss, p.Rows)
-	pred := cuda.View[int32](p.Pred, p.Rows)
-	sum, leaf, correct := 0.0, 0.0, int64(0)
-	for i, y := range cuda.View[int32](p.Labels, p.Rows) {
-		if y >= 0 {
-			leaf += loss[i]
-			if pred[i] == y {
-				correct++
-			}
-		}
-		if i%xentLeaf == xentLeaf-1 {
-			sum, leaf = sum+leaf, 0
-		}
-	}
-	sum += leaf
-	if o.Counted > 0 {
-		o.Loss = sum / float64(o.Counted)
-	}
-	o.Correct = correct
-	return nil
 }
 
 // adamParams is the parameter block of adam, which updates N parameters (Kingma and Ba, ICLR

@@ -26,11 +26,10 @@ func newLauncher(dev cuda.Device) *launcher {
 }
 
 // find loads all kernels that a step can launch, of which own are those of the model's Arch,
-// Activation and Norm: loading a module may wait for what runs (CUDA programming guide, Lazy
+// Activation, Norm and Loss: loading a module may wait for what runs (CUDA programming guide, Lazy
 // Loading).
 func (o *launcher) find(own []string) error {
-	names := append([]string{"xent_count", "softmax_xent", "xent_sum", "square_sum", "clip_factor",
-		"adam", "drop_input", "shard_sum"}, own...)
+	names := append([]string{"square_sum", "clip_factor", "adam", "drop_input", "shard_sum"}, own...)
 	if o.gpu {
 		names = append(names, o.gpuKernels()...)
 	} else if err := o.findHost(); err != nil {

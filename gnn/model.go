@@ -1,6 +1,6 @@
 // Package gnn trains graph neural networks on sampled mini-batches, with dropout between layers,
-// softmax cross-entropy and Adam. Each kind of network is a file that registers an Arch; so is each
-// Activation and each Norm.
+// a loss and Adam. Each kind of network is a file that registers an Arch; so is each Activation,
+// each Norm and each Loss.
 //
 // A step is a sequence of named kernels on one stream. This package has their host versions and
 // names those that a GPU needs in their place (files *_cuda.go). Every sum has a fixed order, so
@@ -23,10 +23,14 @@ import (
 // last layer, Classes.
 type ModelConfig struct {
 	ModelSettings
+	LossSettings
+	// Classes is the number of outputs: one for each class, label or number.
 	InDim, Classes, Layers int
 	Seed                   uint64 // of the initial parameters
 	// Of a typed graph; InDim is the distance between rows then, and types may use less of it.
 	Schema *graph.Schema
+	// Weights are those of classes, or of labels that are there; nil: 1 each.
+	Weights []float32
 
 	// They change how products are computed, not what a checkpoint holds.
 	Precision cuda.Precision // a host device has fp32 and bf16
@@ -70,7 +74,7 @@ func NewModel(dev cuda.Device, cfg ModelConfig) (*Model, error) {
 	learns := net.declare(&all)
 	err = m.params.allocate(&all, learns, cfg.Seed)
 	if err == nil {
-		err = m.mem.allocate()
+		err = m.mem.allocate(cfg.Weights)
 	}
 	if err != nil {
 		_ = m.Close()
@@ -142,6 +146,7 @@ func (m *Model) begin(stream cuda.Stream, mb *graph.MiniBatch, set *Step) (s *st
 		return nil, err
 	}
 	s = m.newStep(mb, set)
+	s.weights = m.mem.weightsAt()
 	if s.plan.base, err = m.mem.reserve(s.plan.size * 4); err != nil {
 		return nil, err
 	}
@@ -151,8 +156,9 @@ func (m *Model) begin(stream cuda.Stream, mb *graph.MiniBatch, set *Step) (s *st
 
 // Train enqueues forward pass, backward pass and an Adam step. x is float32[HopEnd[last], InDim] in
 // frontier order, which FeatureDropout changes in place; labels is int32[NumSeeds] with -1 for
-// seeds that do not count. The mini-batch, x and labels must stay until the stream has done the
-// step.
+// seeds that do not count or, of a loss over labels or numbers, float32[NumSeeds, Classes] with NaN
+// for targets that do not count. The mini-batch, x and labels must stay until the stream has done
+// the step.
 //
 // After an *cuda.OutOfMemoryError parameters and optimiser are as they were, and the step can be
 // done again. A BLAS and launches may find memory missing in the middle of a step, too: what was
@@ -223,7 +229,7 @@ func (m *Model) GradientNorm() float64 {
 }
 
 // Predictions waits for the last Train or Infer and copies the class of each seed to dst, which
-// must have NumSeeds elements.
+// must have NumSeeds elements. Models of labels or numbers have none.
 func (m *Model) Predictions(ctx context.Context, stream cuda.Stream, dst []int32) error {
 	last := &m.mem.last
 	if int64(len(dst)) != last.seeds {
@@ -258,7 +264,7 @@ func (m *Model) Embeddings(ctx context.Context, stream cuda.Stream, dst []float3
 	return err
 }
 
-// Classes is the number of classes.
+// Classes is the number of outputs.
 func (m *Model) Classes() int { return m.net.cfg.Classes }
 
 // Logits waits for the last Infer and copies the seeds' outputs, before the softmax, to dst:

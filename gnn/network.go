@@ -15,7 +15,8 @@ type network struct {
 	cfg    ModelConfig
 	arch   Arch
 	act    *Activation
-	norm   Norm      // nil: none
+	norm   Norm // nil: none
+	loss   *Loss
 	fused  bool      // ReLU and no more between layers, see between
 	dims   []int64   // input width of layer l; dims[Layers] = Classes
 	layers [][]int64 // places in floats of each layer's parameters, as the Arch declared them
@@ -49,7 +50,14 @@ func newNetwork(cfg ModelConfig) (*network, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &network{cfg: cfg, arch: arch, act: act, norm: norm,
+	if err := cfg.checkLoss(); err != nil {
+		return nil, err
+	}
+	loss, err := lossOf(cfg.Loss)
+	if err != nil {
+		return nil, err
+	}
+	n := &network{cfg: cfg, arch: arch, act: act, norm: norm, loss: loss,
 		fused: act.Name == DefaultActivation && norm == nil && !cfg.Residual &&
 			cfg.Schema == nil}
 	for l := range cfg.Layers + 1 {
@@ -76,7 +84,8 @@ func (c *ModelConfig) checkShape() error {
 
 // kernels are those that this network's Arch, Activation and Norm launch by name.
 func (n *network) kernels(gpu bool) []string {
-	names := n.arch.kernels(gpu)
+	loss := n.loss.kernels()
+	names := append(n.arch.kernels(gpu), loss[:]...)
 	if n.fused {
 		return names
 	}

@@ -53,7 +53,15 @@ func (c *ModelSettings) SetOption(name, _ string) (done bool, err error) {
 	return false, nil
 }
 
+// LossSettings are those of the figure that training makes small. They are options of a run, too.
+type LossSettings struct {
+	// Loss is empty for that of the dataset's targets (LossFor).
+	Loss           string  `option:"loss" group:"Model" use:"setting" oneof:"@losses" shown:"softmax of classes, bce of labels, mse of numbers" print:"yes" omit:"" usage:"what training makes small ({@loss-summaries})"`
+	LabelSmoothing float64 `option:"label-smoothing" group:"Model" share:"yes" below:"1" print:"yes" omit:"0" usage:"share of a label that goes to all classes alike; of several labels, so much nearer to one half"`
+}
+
 var _ = options.Define("models", Models) && options.Define("roots", Roots) &&
 	options.Define("activations", Activations) && options.Define("norms", Norms) &&
 	options.Define("model-loops", func() []string { return Loops }) &&
-	options.Define("optimizers", Optimizers)
+	options.Define("optimizers", Optimizers) && options.Define("losses", Losses) &&
+	options.Define("loss-summaries", lossSummaries)

@@ -35,7 +35,8 @@ type step struct {
 	set  *Step // nil outside training
 	plan plan
 	// sum is the gradient that a step of several shards applies; see Model.Apply.
-	sum cuda.DevicePtr
+	sum     cuda.DevicePtr
+	weights cuda.DevicePtr // of the loss, or 0
 }
 
 // layoutScratch places the most that a kernel of the step takes beside its operands: the step is
@@ -108,23 +109,7 @@ func (s *step) forward(x, labels, outcome cuda.DevicePtr) (last lastRun, err err
 		}
 		in = p.ptr(p.layers[l].out)
 	}
-	seeds := int64(s.mb.NumSeeds)
-	xp := xentParams{
-		Logits: in, Labels: labels, Loss: p.ptr(p.loss), Pred: p.ptr(p.pred), Outcome: outcome,
-		Rows: seeds, Classes: s.dims[L],
-	}
-	last = lastRun{seeds: seeds, pred: xp.Pred, logits: in, embedding: p.ptr(p.embedAt)}
-	if s.set != nil {
-		xp.Grad = p.ptr(p.logitGrad)
-		last.embedding = 0
-	}
-	if err := launch(s, "xent_count", s.oneBlock(), xp); err != nil {
-		return last, err
-	}
-	if err := launch(s, "softmax_xent", s.blocks(seeds, 64, seeds), xp); err != nil {
-		return last, err
-	}
-	return last, launch(s, "xent_sum", s.oneBlock(), xp)
+	return s.lossOf(in, labels, outcome)
 }
 
 // drop is the dropout of a step with probability p, for the given layer's counters.

@@ -7,6 +7,7 @@ import (
 
 	"helios/cuda"
 	"helios/internal/errs"
+	"helios/internal/hostmem"
 )
 
 // plan is the layout of a step's workspace, in floats from its start.
@@ -61,6 +62,7 @@ type workspace struct {
 	work   cuda.Buffer
 	old    []cuda.Buffer // that launched steps may still use
 	result cuda.Buffer   // pinned outcome
+	weigh  cuda.Buffer   // pinned float32[Classes], of the loss; nil: none
 	stage  cuda.Buffer   // pinned, of downloads
 	last   lastRun
 }
@@ -76,11 +78,21 @@ type lastRun struct {
 // workBytes rounds up to what the workspace is allocated in.
 func workBytes(n int64) int64 { return (n + 4095) &^ 4095 }
 
-// allocate makes the memory of outcomes.
-func (w *workspace) allocate() (err error) {
+// allocate makes the memory of outcomes, and of a loss's weights where there are some.
+func (w *workspace) allocate(weights []float32) (err error) {
 	w.result, err = w.dev.Alloc(cuda.MemPinned, int64(unsafe.Sizeof(outcome{})), "training outcome")
+	if err != nil || weights == nil {
+		return err
+	}
+	w.weigh, err = w.dev.Alloc(cuda.MemPinned, int64(len(weights))*4, "weights of the loss")
+	if err == nil {
+		copy(hostmem.View[float32](w.weigh.Bytes()), weights)
+	}
 	return err
 }
+
+// weightsAt returns the address of the loss's weights, or 0.
+func (w *workspace) weightsAt() cuda.DevicePtr { return pointer(w.weigh) }
 
 // reserve makes room for so many bytes of activations, with some to spare where it grows, and
 // returns where it is.
@@ -132,7 +144,7 @@ func (w *workspace) release() error {
 
 func (w *workspace) close() error {
 	err := w.freeOld()
-	for _, b := range []cuda.Buffer{w.result, w.work, w.stage} {
+	for _, b := range []cuda.Buffer{w.result, w.weigh, w.work, w.stage} {
 		if b != nil {
 			if e := b.Free(); err == nil {
 				err = e

@@ -51,7 +51,7 @@ func newRunner(ctx context.Context, cfg plan.Config, in prepare.Inputs, obs repo
 type consuming struct{ e *runner }
 
 func (c consuming) Open() error {
-	if c.e.config == noModel {
+	if c.e.config.Layers == 0 { // noModel
 		return nil
 	}
 	return openModel(c.e, c.e.config)

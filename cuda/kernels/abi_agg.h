@@ -1,6 +1,6 @@
 // The parameter blocks of the kernels of a training step other than products: aggregation, transpose, column
-// sums, loss, Adam, dropout of the input. Same names, same order, same bytes as in Go (gnn/kernels.go, inputdrop.go, rgat.go,
-// agg_cuda.go); the Go structs win, and abi_test.go compares them. Addresses are u64.
+// sums, loss, Adam, dropout of the input. Same names, same order, same bytes as in Go (gnn/kernels.go, loss*.go,
+// inputdrop.go, rgat.go, agg_cuda.go); the Go structs win, and abi_test.go compares them. Addresses are u64.
 #pragma once
 
 #include "abi_gemm.h"
@@ -92,7 +92,7 @@ struct TransposeParams {
 static_assert(sizeof(TransposeParams) == 216, "gnn.transposeParams");
 static_assert(__builtin_offsetof(TransposeParams, KeysIn) == 152, "gnn.transposeParams");
 
-constexpr i64 sumLeaf = 64, xentLeaf = 64;
+constexpr i64 sumLeaf = 64, lossLeaf = 64;
 
 // go: gnn.sumParams
 struct SumParams {
@@ -106,8 +106,9 @@ struct Outcome {
 	double Loss;
 	i64 Correct;
 	i64 Counted;
+	double Mass;
 };
-static_assert(sizeof(Outcome) == 24, "gnn.outcome");
+static_assert(sizeof(Outcome) == 32, "gnn.outcome");
 
 // go: gnn.xentParams
 struct XentParams {
@@ -117,10 +118,29 @@ struct XentParams {
 	u64 Loss;
 	u64 Pred;
 	u64 Outcome;
+	u64 Weights;
 	i64 Rows;
 	i64 Classes;
+	double Smoothing;
 };
-static_assert(sizeof(XentParams) == 64, "gnn.xentParams");
+static_assert(sizeof(XentParams) == 80, "gnn.xentParams");
+static_assert(__builtin_offsetof(XentParams, Smoothing) == 72, "gnn.xentParams");
+
+// go: gnn.denseParams
+struct DenseParams {
+	u64 Outputs;
+	u64 Targets;
+	u64 Grad;
+	u64 Loss;
+	u64 Right;
+	u64 Outcome;
+	u64 Weights;
+	i64 Rows;
+	i64 Cols;
+	double Smoothing;
+};
+static_assert(sizeof(DenseParams) == 80, "gnn.denseParams");
+static_assert(__builtin_offsetof(DenseParams, Smoothing) == 72, "gnn.denseParams");
 
 // go: simd.AdamStep
 struct AdamConstants {

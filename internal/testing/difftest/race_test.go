@@ -22,8 +22,9 @@ var stepBarriers = []struct{ kernel, file, right, wrong string }{
 		"\t\t\t\tto += n;\n\t\t\t}\n\t\t}\n"},
 	{"transpose_scatter", "transpose.cu",
 		"\t\t\tdev::syncwarp(); // all have read the place before it moves on\n", ""},
-	{"xent_sum", "loss.cu", "\t\tdev::st(&parts[dev::tid()], leaf);\n\t\tdev::syncthreads();",
-		"\t\tdev::st(&parts[dev::tid()], leaf);"},
+	{"xent_sum", "loss.h",
+		"\t\tdev::st(&parts[dev::tid()], leaf(from, to));\n\t\tdev::syncthreads();",
+		"\t\tdev::st(&parts[dev::tid()], leaf(from, to));"},
 }
 
 // setBarriers are as barriers, of the directory in sets.
@@ -77,7 +78,8 @@ func raceProgram(t *testing.T, root string) string {
 		jobs = append(jobs, append([]string{"-DHX_TSAN=1"}, common...), []string{f})
 	}
 	for _, k := range []string{"lookup", "gather", "sample", "unique", "ladies", "labor", "hotness",
-		"sets", "aggregate", "transpose", "colsum", "loss", "adam", "dropout"} {
+		"sets", "aggregate", "transpose", "colsum", "loss", "loss_bce", "loss_dense",
+		"adam", "dropout"} {
 		jobs = append(jobs, append([]string{"-fsanitize=thread", "-DHX_SHIM", "-x", "c++"},
 			common...), []string{filepath.Join(root, "cuda/kernels", k+".cu")})
 	}

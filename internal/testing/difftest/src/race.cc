@@ -468,8 +468,11 @@ void step() {
 	for (auto &y : labels) y = (i32)below((u64)dim + 1) - 1;
 	std::vector<double> loss(dst);
 	std::vector<Outcome> outcome(1);
-	XentParams l = {a.Grad, address(labels), a.Self, address(loss), address(pred), address(outcome), dst, dim};
+	XentParams l = {a.Grad, address(labels), a.Self, address(loss), address(pred), address(outcome), 0, dst, dim, 0};
+	if (below(2)) l.Weights = a.X, l.Smoothing = 0.1;
 	for (const char *k : {"xent_count", "softmax_xent", "xent_sum"}) launch(k, grid, &l);
+	DenseParams d = {a.Grad, a.Out, a.Self, address(loss), address(pred), address(outcome), 0, dst, dim, 0};
+	for (const char *k : {"dense_count", "loss_bce", "dense_sum"}) launch(k, grid, &d);
 
 	AdamParams adam = {};
 	adam.P = a.X;

@@ -1,0 +1,16 @@
+package metrics
+
+// Target is what a task asks for at each node.
+type Target string
+
+// The targets, by their names in dataset.yaml.
+const (
+	Classes Target = "class"       // one of several classes
+	Labels  Target = "multi-label" // some of several labels
+	Numbers Target = "regression"  // one or more numbers
+)
+
+// Plural is the word for several of them.
+func (t Target) Plural() string {
+	return map[Target]string{Classes: "classes", Labels: "labels", Numbers: "numbers"}[t]
+}
