@@ -14,6 +14,7 @@ import (
 	"hash"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"path/filepath"
@@ -454,6 +455,20 @@ func (a *Array) Int32s(v []int32) error {
 		a.tmp = a.tmp[:0]
 		for _, x := range part {
 			a.tmp = binary.LittleEndian.AppendUint32(a.tmp, uint32(x))
+		}
+		if _, err := a.Write(a.tmp); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Float32s adds numbers.
+func (a *Array) Float32s(v []float32) error {
+	for part := range slices.Chunk(v, 1<<14) {
+		a.tmp = a.tmp[:0]
+		for _, x := range part {
+			a.tmp = binary.LittleEndian.AppendUint32(a.tmp, math.Float32bits(x))
 		}
 		if _, err := a.Write(a.tmp); err != nil {
 			return err

@@ -68,6 +68,12 @@ func (s classSet) without(n int64, among classSet) (text string, total int64) {
 // where the labels look like classes. Classes without a node are named. Formats call it once the
 // labels are read, before what takes long.
 func (im *importer) countClasses(labels []int32, file string) error {
+	if !im.plain() {
+		if im.targets != nil {
+			im.m.Classes = int(im.targets.columns)
+		}
+		return nil
+	}
 	largest, node, labelled := int32(noLabel), int64(0), int64(0)
 	for v, l := range labels {
 		if l > largest {
@@ -138,7 +144,7 @@ func (im *importer) looksLikeClasses(file string, distinct, classes, labelled,
 			file, classes-1, node, classes, distinct, classes)
 	case distinct >= mostDistinct && nodesPerLabel*distinct > labelled:
 		return errs.New(errs.Usage,
-			"%s: %d different labels on %d labelled nodes; these look like numbers to predict (regression) or ids, not like classes: group them, or give {num-classes} %d if they are classes",
+			"%s: %d different labels on %d labelled nodes; these look like numbers to predict or ids, not like classes: give {target} regression for numbers, group them, or give {num-classes} %d if they are classes",
 			file, distinct, labelled, classes)
 	}
 	return nil

@@ -261,7 +261,7 @@ func (im *debianImport) run(ctx context.Context, packages []debian.Package,
 
 // writeNames writes the packages' names.
 func (im *debianImport) writeNames(packages []debian.Package) error {
-	names, err := im.s.Create(dataset.NamesName)
+	names, err := im.s.Create(im.nodesFile(dataset.NamesName))
 	if err != nil {
 		return err
 	}

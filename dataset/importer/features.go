@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"path"
 	"strconv"
 
 	"helios/dataset"
@@ -78,22 +77,20 @@ func checkMatrix(a *npy.Array) error {
 	return nil
 }
 
-func (im *importer) featuresName() string { return path.Join(im.folder, "features") }
-
 // featureWriterFrom goes on where an interrupted import was: with n elements written, or with all
 // rows (whole).
 func (im *importer) featureWriterFrom(from string, dim, rows int64) (w *featureWriter,
 	whole bool, err error) {
-	if im.s.HasArray(im.featuresName(), rows, dim) {
+	if im.s.HasArray(im.nodesFile("features"), rows, dim) {
 		return nil, true, nil
 	}
-	mark := im.s.ArrayBegun(im.featuresName())
+	mark := im.s.ArrayBegun(im.nodesFile("features"))
 	if mark == nil {
 		w, err = im.featureWriter(from, dim)
 		return w, false, err
 	}
 	dt := im.m.FileDType()
-	out, err := im.s.ArrayFrom(im.featuresName(), dt, dim, mark)
+	out, err := im.s.ArrayFrom(im.nodesFile("features"), dt, dim, mark)
 	if err != nil {
 		return nil, false, err
 	}
@@ -119,7 +116,7 @@ func (im *importer) featureWriter(from string, dim int64) (*featureWriter, error
 		return nil, fmt.Errorf("%s: features of %d numbers for %d nodes: %w", from, dim,
 			im.m.Nodes, err)
 	}
-	out, err := im.s.Array(im.featuresName(), dt, dim)
+	out, err := im.s.Array(im.nodesFile("features"), dt, dim)
 	return &featureWriter{out: out, from: from, dim: dim, t: im.m.RowType()}, err
 }
 
@@ -155,7 +152,7 @@ func (im *importer) randomFeatures(ctx context.Context) error {
 	}
 	noise := build.Noise(im.o.Seed)
 	row, last := make([]float32, im.o.Dim), int64(0)
-	degrees, err := npy.Open(im.s.Path(dataset.IndptrName))
+	degrees, err := npy.Open(im.s.Path(im.edgesFile(dataset.IndptrName)))
 	if err == nil {
 		err = npy.Each(degrees, 0, func(first int64, offsets []int64) error {
 			for i, p := range offsets {
@@ -221,7 +218,7 @@ func (im *importer) features(ctx context.Context, d nodeFile, nodesFrom *errs.Te
 	if err := im.oneRowEach(a, "features"); err != nil {
 		return err
 	}
-	if a.Seekable() && im.s.ArrayBegun(im.featuresName()) != nil {
+	if a.Seekable() && im.s.ArrayBegun(im.nodesFile("features")) != nil {
 		// Gone on with, a member of an archive is not read from its start, so no checksum covers
 		// what is.
 		if err := a.Check(ctx); err != nil {

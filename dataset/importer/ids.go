@@ -121,7 +121,7 @@ func (im *importer) number(s *idSet) error {
 
 // writeIDs keeps the ids of the nodes beside the dataset.
 func (im *importer) writeIDs() error {
-	out, err := im.s.Array(strings.TrimSuffix(dataset.IDsName, ".npy"), npy.Int64, 0)
+	out, err := im.s.Array(im.nodesFile(strings.TrimSuffix(dataset.IDsName, ".npy")), npy.Int64, 0)
 	if err != nil {
 		return err
 	}

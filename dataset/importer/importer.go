@@ -38,6 +38,7 @@ type importer struct {
 	// countLonely has nodes without an edge counted and named, where only ids tell of nodes.
 	countLonely bool
 
+	targets     *targets // of tasks that ask for no class; nil: not read
 	used        classSet // classes with a node; nil without labels
 	classesFrom string   // the source of NumClasses, where it is no option
 
@@ -103,7 +104,7 @@ func run(r request, fn func(*importer) error) (err error) {
 			"%v %s: the input has no masks of several splits; leave it out",
 			errs.Key("split-index"), o.SplitIndex)
 	}
-	return s.Commit(im.m)
+	return s.Commit(im.describe())
 }
 
 // runNamed is run of a format whose input is a folder, or a file, that gives the dataset's source

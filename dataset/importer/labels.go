@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 
+	"helios/dataset"
 	"helios/dataset/build"
 	"helios/dataset/npy"
 	"helios/internal/errs"
@@ -29,9 +30,13 @@ func labelOf(x float64) (int32, bool) {
 // labelArray reads labels: shape [nodes] or [nodes, 1]. Labels fit in memory at 4 bytes a node
 // beside the splits' bitmap; everything larger is streamed.
 func (im *importer) labelArray(a *npy.Array) ([]int32, error) {
+	if !im.plain() {
+		return im.targetArray(a)
+	}
 	sh := a.Header.Shape
 	if len(sh) == 0 || len(sh) > 2 || len(sh) == 2 && sh[1] != 1 {
-		return nil, errs.New(errs.Usage, "%s: labels have shape %s, must be (nodes,) or (nodes, 1)",
+		return nil, errs.New(errs.Usage,
+			"%s: labels have shape %s, must be (nodes,) or (nodes, 1); {target} multi-label or regression takes several columns",
 			a.Name, a.Header.ShapeString())
 	}
 	if err := im.needMemory(a.Name+": a label for each node", sh[0], 4); err != nil {
@@ -53,7 +58,7 @@ func (im *importer) labelArray(a *npy.Array) ([]int32, error) {
 
 func badLabel(node int64, x float64) errs.Text {
 	return errs.Textf(
-		"label %v of node %d is not a class; classes are whole numbers from 0, NaN or -1 means unlabelled",
+		"label %v of node %d is not a class; classes are whole numbers from 0, NaN or -1 means unlabelled; {target} regression takes numbers",
 		x, node)
 }
 
@@ -109,7 +114,9 @@ type labelTable struct {
 	t      *table
 	users  bool // the user named the file
 	labels []int32
-	room   int64 // nodes that there is memory for
+	// numbers are the nodes' targets in place of labels, which then are 0; nil: labels are classes.
+	numbers *targets
+	room    int64 // nodes that there is memory for
 }
 
 // labelRows reads labels from a table.
@@ -118,7 +125,15 @@ func (im *importer) labelRows(ctx context.Context, d nodeFile) ([]int32, error) 
 	if err != nil {
 		return nil, err
 	}
+	if im.o.Target == dataset.TargetMultiLabel {
+		return nil, errs.New(errs.Usage,
+			"{target} %s: %s is a text file, of one label a node; save the labels as .npy (nodes, labels)",
+			im.o.Target, d.path)
+	}
 	l := labelTable{importer: im, t: t, users: d.users}
+	if !im.plain() {
+		l.numbers = im.newTargets(1)
+	}
 	err = im.eachValue(ctx, t, func(id, line int64, x float64) error {
 		if why, err := l.put(id, line, x); why != "" || err != nil {
 			return cmp.Or(err, errs.New(errs.Usage, "%s:%d: %s", d.path, line, why))
@@ -132,7 +147,10 @@ func (im *importer) labelRows(ctx context.Context, d nodeFile) ([]int32, error) 
 		return nil, err
 	}
 	for t.id >= 0 && int64(len(l.labels)) < im.m.Nodes {
-		l.labels = append(l.labels, unset)
+		l.extend()
+	}
+	if l.numbers != nil {
+		return l.numbers.has(), nil
 	}
 	for v := range l.labels {
 		if l.labels[v] == unset { // nodes that a file with ids leaves out
@@ -155,6 +173,14 @@ func (l *labelTable) grow(nodes int64, what string) error {
 	return nil
 }
 
+// extend adds a node whose label was not read yet.
+func (l *labelTable) extend() {
+	l.labels = append(l.labels, unset)
+	if l.numbers != nil {
+		l.numbers.numbers = append(l.numbers.numbers, float32(math.NaN()))
+	}
+}
+
 // put takes the label of a line; why is the line's fault.
 func (l *labelTable) put(id, line int64, x float64) (why errs.Text, err error) {
 	node, limit := id, l.m.Nodes
@@ -170,7 +196,13 @@ func (l *labelTable) put(id, line int64, x float64) (why errs.Text, err error) {
 		return errs.Textf("a label for node %d, there are only %d nodes", node, limit), nil
 	}
 	c, ok := labelOf(x)
-	if !ok {
+	if l.numbers != nil {
+		c, ok = 0, !(math.Abs(x) > math.MaxFloat32)
+	}
+	switch {
+	case !ok && l.numbers != nil:
+		return l.badTarget(id, 0, x), nil
+	case !ok:
 		return badLabel(id, x), nil
 	}
 	need := node + 1
@@ -183,12 +215,15 @@ func (l *labelTable) put(id, line int64, x float64) (why errs.Text, err error) {
 		}
 	}
 	for int64(len(l.labels)) <= node {
-		l.labels = append(l.labels, unset)
+		l.extend()
 	}
 	if l.labels[node] != unset {
 		return errs.Textf("node %d has a label already", id), nil
 	}
 	l.labels[node] = c
+	if l.numbers != nil {
+		l.numbers.numbers[node] = float32(x)
+	}
 	return "", nil
 }
 

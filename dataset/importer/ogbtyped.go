@@ -135,7 +135,7 @@ func (im *ogbImport) ogbNodeTypes(ctx context.Context, t *typedImport, raw strin
 		}
 		nodes, dim := x.nodes, int64(x.dim) // the types are sorted later
 		x.write = func(ctx context.Context) error {
-			if im.s.HasArray(im.featuresName(), nodes, dim) {
+			if im.s.HasArray(im.nodesFile("features"), nodes, dim) {
 				return nil
 			}
 			return im.features(ctx, nodeFile{path: file}, nil)

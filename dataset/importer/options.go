@@ -46,6 +46,7 @@ type Options struct {
 	Features   string  `option:"features" common:"yes" arg:"FILE" usage:"FILE of features, where it is not found in {in}"`
 	Labels     string  `option:"labels" common:"yes" arg:"FILE" usage:"FILE of labels, where it is not found in {in}"`
 	SplitDir   string  `option:"splits" common:"yes" arg:"DIR" usage:"DIR with train, val (or valid) and test, where it is not found in {in}"`
+	Target     string  `option:"target" common:"yes" oneof:"class,multi-label,regression" default:"class" usage:"what the labels are: one class a node; several labels (a column each of 0 and 1, and 255, -1 or NaN where it is unknown); or numbers to predict (NaN: none)"`
 	Header     PerFile `option:"header" shown:"found out" arg:"yes|no" usage:"yes|no: the first line of text files names columns; for one kind, as in labels=yes (edges, features, labels, splits)"`
 	IDColumn   PerFile `option:"id-column" shown:"found out" arg:"NAME" usage:"NAME or number, from 1, of the column of node ids in text files; none: rows are in the order of the nodes; for one kind, as in features=none"`
 	SplitIndex string  `option:"split-index" shown:"the only one" arg:"NUMBER" usage:"NUMBER of the split, from 0, where masks hold several"`
@@ -220,6 +221,10 @@ func (o *Options) checkNumbers() error {
 
 // checkTexts refuses options that contradict each other or cannot be read.
 func (o *Options) checkTexts() error {
+	if o.Target != "" && o.Target != dataset.TargetClass && o.NumClasses != 0 {
+		return errs.New(errs.Usage, "%v %d is for classes, and %v is %s; leave one out",
+			errs.Key("num-classes"), o.NumClasses, errs.Key("target"), o.Target)
+	}
 	if o.FeatureFn != "" && o.Features != "" {
 		return errs.New(errs.Usage, "%v %s and %v %s: give one of them", errs.Key("feature-fn"),
 			o.FeatureFn, errs.Key("features"), o.Features)
@@ -272,6 +277,9 @@ func (o *Options) source(kind string, files ...string) dataset.Source {
 		if set {
 			s.Options[name] = "true"
 		}
+	}
+	if o.Target != "" && o.Target != dataset.TargetClass {
+		s.Options["target"] = o.Target
 	}
 	if o.SelfLoops != "" && o.SelfLoops != "keep" {
 		s.Options["self-loops"] = o.SelfLoops

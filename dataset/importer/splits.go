@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"path"
 	"strconv"
 
 	"helios/dataset"
@@ -260,7 +259,8 @@ func (im *importer) labelsAndSplits(labels []int32, labelsFile string, given []s
 	if err := im.writeLabels(labels); err != nil {
 		return err
 	}
-	sp, err := build.NewSplitter(im.s, im.folder, im.o.Seed, im.o.TrainFraction, im.o.ValFraction)
+	sp, err := build.NewSplitter(im.s, im.tasksFile(""), im.o.Seed, im.o.TrainFraction,
+		im.o.ValFraction)
 	if err != nil {
 		return err
 	}
@@ -282,7 +282,10 @@ func (im *importer) labelsAndSplits(labels []int32, labelsFile string, given []s
 
 // writeLabels writes labels.npy.
 func (im *importer) writeLabels(labels []int32) error {
-	out, err := im.s.Array(path.Join(im.folder, "labels"), npy.Int32, 0)
+	if !im.plain() {
+		return im.writeTargets()
+	}
+	out, err := im.s.Array(im.tasksFile("labels"), npy.Int32, 0)
 	if err != nil {
 		return err
 	}

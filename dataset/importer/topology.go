@@ -61,11 +61,11 @@ func (im *importer) room() error {
 func (im *importer) topology(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, im.freeSorter()) }()
 	var c edges.Counts
-	if had, ok := im.s.Topology(); ok {
+	if had, ok := im.written(); ok {
 		c = had
 	} else {
 		if im.sorter == nil {
-			if im.sorter, err = edges.New(im.s.Store(), im.o.Memory, im.o.rules()); err != nil {
+			if im.sorter, err = edges.New(im.store(), im.o.Memory, im.o.rules()); err != nil {
 				return err
 			}
 		}
@@ -111,7 +111,7 @@ func (im *importer) noteLonely(nodes int64) error {
 	}
 	lonely := make([]uint64, nodes/64+1) // a bit for each node that no edge has yet
 	n, last := int64(0), int64(-1)
-	if err := im.blocksOf("indptr", func(first int64, offsets []int64) {
+	if err := im.blocksOf(im.edgesFile("indptr"), func(first int64, offsets []int64) {
 		for i, offset := range offsets {
 			if v := first + int64(i) - 1; v >= 0 && offset == last {
 				lonely[v/64] |= 1 << (v % 64)
@@ -122,7 +122,7 @@ func (im *importer) noteLonely(nodes int64) error {
 	}); err != nil || n == 0 {
 		return err
 	}
-	if err := im.blocksOf("indices", func(_ int64, sources []int64) {
+	if err := im.blocksOf(im.edgesFile("indices"), func(_ int64, sources []int64) {
 		for _, v := range sources {
 			if bit := uint64(1) << (v % 64); lonely[v/64]&bit != 0 {
 				lonely[v/64] &^= bit
@@ -149,12 +149,12 @@ func (im *importer) blocksOf(name string, fn func(first int64, x []int64)) error
 // edgesFrom takes all edges of a source, with what the options add. It may be called for several
 // sources. Where the number of nodes is not known it is that of the largest id, plus 1.
 func (im *importer) edgesFrom(ctx context.Context, s edges.Source) (err error) {
-	if c, ok := im.s.Topology(); ok {
+	if c, ok := im.written(); ok {
 		im.m.Nodes = c.Nodes
 		return nil
 	}
 	if im.sorter == nil {
-		if im.sorter, err = edges.New(im.s.Store(), im.o.Memory, im.o.rules()); err != nil {
+		if im.sorter, err = edges.New(im.store(), im.o.Memory, im.o.rules()); err != nil {
 			return err
 		}
 		im.nodesOpen = im.m.Nodes == 0

@@ -63,7 +63,7 @@ func (im *typedImport) rowsFrom(t *typedNodes, a *npy.Array) error {
 	}
 	t.dim, t.half = int(sh[1]), isHalf(a)
 	t.write = func(ctx context.Context) error {
-		if a.Seekable() && im.s.ArrayBegun(im.featuresName()) != nil {
+		if a.Seekable() && im.s.ArrayBegun(im.nodesFile("features")) != nil {
 			if err := a.Check(ctx); err != nil { // as features does
 				return err
 			}
@@ -300,6 +300,10 @@ func (im *typedImport) writeNames(file string, names []string) error {
 
 // taskOn readies what reads labels and splits for the nodes of a type.
 func (im *typedImport) taskOn(name, nodeType string) error {
+	if !im.plain() {
+		return errs.New(errs.Capability,
+			"{target} %s: graphs of several types have targets of classes only; leave it out", im.o.Target)
+	}
 	t := im.typeOf(nodeType)
 	if t == nil {
 		return errs.New(errs.Usage, "%s has no nodes of type %s, which have the labels", im.o.In,

@@ -39,7 +39,9 @@ def save(
             PyG's Data with x, edge_index, y and, where it has them, the masks of splits.
         edge_index: [2, edges], source and destination; or an adjacency matrix of SciPy, whose entry
             (i, j) is the edge from i to j.
-        labels: [nodes], whole numbers; -1 (with ``unlabelled_ok=True``) has none.
+        labels: [nodes], whole numbers; -1 (with ``unlabelled_ok=True``) has none. With
+            ``target="multi-label"`` [nodes, labels] of 0 and 1 (255: unknown), with
+            ``target="regression"`` [nodes] or [nodes, columns] of numbers (NaN: none).
         splits: ``train``, ``val`` and ``test``: node numbers, or masks. Without, they are dealt.
         binary: heliosctl; else $HELIOSCTL, else the one in PATH.
         options: those of ``heliosctl import npy``, such as ``undirected=True``.

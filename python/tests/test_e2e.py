@@ -295,6 +295,11 @@ def test_save(site, tmp_path):
     )
     with pytest.raises(helios.HeliosError):
         helios.save(out, x, edges, y, splits, binary=site.binary)
+    prices = rng.random((50, 2), np.float32)
+    prices[3, 1] = np.nan
+    helios.save(tmp_path / "p", x, edges, prices, splits, target="regression", binary=site.binary)
+    saved = np.load(tmp_path / "p/tasks/000/labels.npy")
+    assert np.array_equal(saved, prices, equal_nan=True)
 
 
 def test_save_takes_what_others_have(site, tmp_path):
