@@ -198,7 +198,8 @@ type Batch struct {
 	Seeds        int       // the first so many of Nodes
 	Nodes        []int64   // the seeds, and then the new nodes of each hop
 	Features     []float32 // [len(Nodes)][Dim]
-	Labels       []int32   // of the seeds; -1 where a node has none
+	Labels       []int32   // of the seeds; -1 where a node has none; nil where Targets are
+	Targets      []float32 // of several labels (0, 1) or numbers, a row a seed; NaN: none
 	Blocks       []Block   // the edges of each hop, the seeds' first
 }
 
@@ -276,7 +277,8 @@ func (d *Dataset) makeBatches(ctx context.Context, o BatchOptions,
 // copyBatch brings a mini-batch into Go's memory. The loader uses its own again, and unmaps it.
 func copyBatch(b *sched.Loaded, stored rowtype.Type, dim int, scales []float32) *Batch {
 	out := &Batch{Epoch: b.Epoch, Index: b.Index, Seeds: b.Seeds, Nodes: slices.Clone(b.Nodes),
-		Labels: slices.Clone(b.Labels), Features: make([]float32, len(b.Nodes)*dim)}
+		Labels: slices.Clone(b.Labels), Targets: slices.Clone(b.Targets),
+		Features: make([]float32, len(b.Nodes)*dim)}
 	rowBytes := stored.RowBytes(dim)
 	for i, node := range b.Nodes {
 		scale := float32(1)

@@ -135,7 +135,7 @@ func TestModel(t *testing.T) {
 	require.Equal(t, want, got)
 	e, err := kept.Evaluate(t.Context(), "test")
 	require.NoError(t, err)
-	require.Equal(t, *second.TestAcc, e.Accuracy)
+	require.Equal(t, *second.TestAcc, *e.Accuracy)
 	_, _, err = helios.Train(t.Context(), d, o)
 	require.Equal(t, errs.Refused, errs.ClassOf(err), "another model lies there")
 	o.CheckpointDir, o.Model = "", "none"

@@ -128,12 +128,12 @@ type mirror struct {
 	dev     cuda.Device
 	mb      graph.MiniBatch
 	buffers map[string]cuda.Buffer
-	labels  cuda.Buffer // pinned int32[batch]
+	labels  cuda.Buffer // pinned, as of engine.Slot
 }
 
-func newMirror(dev cuda.Device, batch int) (m *mirror, err error) {
+func newMirror(dev cuda.Device, labels int64) (m *mirror, err error) {
 	m = &mirror{dev: dev, buffers: map[string]cuda.Buffer{}}
-	m.labels, err = dev.Alloc(cuda.MemPinned, int64(batch)*4, "labels")
+	m.labels, err = dev.Alloc(cuda.MemPinned, labels, "labels")
 	return m, err
 }
 
@@ -183,7 +183,7 @@ func (m *mirror) take(op context.Context, way *bridge, s *engine.Slot, rowBytes 
 		m.mb.Nodes = hold("nodes", from.Nodes, rows*8)
 	}
 	x = hold("features", s.Features, rows*rowBytes)
-	of.WriteLabels(s.Seeds, m.labels)
+	of.Targets.Write(s.Seeds, m.labels.Bytes())
 	return &m.mb, x, err
 }
 

@@ -449,7 +449,7 @@ func TestResumeOnAnotherDevice(t *testing.T) {
 	ev, err := Evaluate(context.Background(), plan.Config{}, prepare.Inputs{Dev: dev, Dataset: d,
 		SSDs: s.ssds}, cfg.CheckpointDir, "test", report.Observer{})
 	require.NoError(t, err)
-	require.InDelta(t, *r.res.TestAcc, ev.Accuracy, 1e-9)
+	require.InDelta(t, *r.res.TestAcc, *ev.Accuracy, 1e-9)
 	require.NoError(t, dev.Close())
 	host, err := cuda.NewHost(cuda.HostOptions{SMs: 1})
 	require.NoError(t, err)

@@ -199,7 +199,8 @@ func TestPiecesOfAPass(t *testing.T) {
 			require.NoError(t, cfg.Check())
 			ctx := context.Background()
 			in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
-			print := fingerprintOf(cfg, in)
+			print, err := fingerprintOf(cfg, in, report.Observer{})
+			require.NoError(t, err)
 			e, err := newRunner(ctx, cfg, in, report.Observer{},
 				print.modelConfig())
 			require.NoError(t, err)

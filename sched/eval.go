@@ -61,6 +61,11 @@ func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 			"checkpoint %s is for %d features and %d classes, dataset %s has %d and %d; give the dataset it was trained on",
 			file, fp.InDim, fp.Classes, m.Name, m.Dim, m.Classes)
 	}
+	if is, was := prepare.TargetOf(in.Dataset), fp.target(); is != was {
+		return nil, errs.New(errs.Usage,
+			"checkpoint %s has learnt %s, dataset %s has %s; give the dataset it was trained on",
+			file, was.Plural(), m.Name, is.Plural())
+	}
 	if err := otherDataset(file, st, m.UUID, m.Name); err != nil {
 		if !cfg.OtherDataset {
 			return nil, err
@@ -92,6 +97,7 @@ func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 	if err != nil {
 		return &opened{e: e}, err
 	}
+	e.Targets.Fit = fp.Fit
 	if was := fp.rowType(); was != e.RowType.String() {
 		obs.TellNote(
 			"checkpoint %s was trained on rows of %s, these are of %s: results need not be those of training",
@@ -205,6 +211,7 @@ func Predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, path strin
 		return r, err
 	}
 	classes := make([]int32, e.Config.Batch)
+	ask.Logits = ask.Logits || e.Targets.Dense()
 	dim := e.model.EmbeddingDim()
 	var emb, out []float32
 	if ask.Embeddings {
@@ -220,6 +227,9 @@ func Predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, path strin
 				return err
 			}
 			p := report.Prediction{Nodes: s.Seeds, Classes: classes[:n], Dim: dim}
+			if e.Targets.Dense() {
+				p.Classes = nil
+			}
 			if ask.Embeddings {
 				if err := e.model.Embeddings(op, e.TrainStream, emb[:n*dim]); err != nil {
 					return err
@@ -231,6 +241,7 @@ func Predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, path strin
 				if err := e.model.Logits(op, e.TrainStream, p.Logits); err != nil {
 					return err
 				}
+				e.Targets.InUnit(p.Logits)
 			}
 			if err := emit(p); err != nil {
 				return fmt.Errorf("writing predictions: %w", err)

@@ -259,7 +259,7 @@ func TestWhichParametersOfWhichDataset(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, r.res.ParamsSHA256, last.ParamsSHA256)
 	require.Equal(t, cfg.Epochs, last.Epoch)
-	require.Equal(t, *r.res.Epochs[cfg.Epochs-1].ValAcc, last.Accuracy)
+	require.Equal(t, *r.res.Epochs[cfg.Epochs-1].ValAcc, *last.Accuracy)
 	best, err := eval(plan.Config{}, cfg.CheckpointDir, "val")
 	require.NoError(t, err)
 	require.Equal(t, r.res.BestEpoch, best.Epoch)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"unsafe"
 
 	"helios/cuda"
 	"helios/internal/errs"
@@ -44,7 +45,7 @@ type Loader struct {
 	// With LoaderOptions.Positions: 0 to len(seeds)-1, and they in the order of the epoch.
 	positions []int64
 	dealt     prepare.Order
-	labels    []int32 // of a mini-batch, with LoaderOptions.AllLabels
+	targets   []int32 // of a mini-batch, with LoaderOptions.AllLabels; float32 where these are dense
 	looks     []prepare.Stager
 	leave     bool // rows where they are
 	at        places
@@ -60,9 +61,14 @@ type Loaded struct {
 	At           *Place  // that Rows lie in; nil: the loader's own memory
 	// RowsAt is their address on the loader's device, for work on its Stream.
 	RowsAt cuda.DevicePtr
-	// Labels are those of the seeds, or of all nodes (LoaderOptions.AllLabels); -1: none.
+	// Labels are those of the seeds, or of all nodes (LoaderOptions.AllLabels); -1: none; nil where
+	// the task asks for no class.
 	Labels []int32
-	Blocks []LoadedBlock
+	// Targets are labels (0, 1) or numbers of the same nodes, a row each, where the task asks for
+	// these; NaN where there is none.
+	Targets []float32
+	Columns int // of Targets
+	Blocks  []LoadedBlock
 	// Positions are those of the seeds among the loader's; nil without LoaderOptions.Positions.
 	Positions []int64
 	Degrees   []uint32 // of Nodes; nil where the configuration's model needs none
@@ -288,11 +294,18 @@ func (l *Loader) view(ctx context.Context, p *engine.Pass, s *engine.Slot) (*Loa
 	all = append(all, err)
 	b := &Loaded{Index: p.Order.Index(s.Index), Seeds: len(s.Seeds),
 		HopEnd: slices.Clone(mb.HopEnd), Nodes: hostmem.View[int64](nodes), Rows: x,
-		RowsAt: s.Features.Ptr(),
-		Labels: hostmem.View[int32](s.Labels.Bytes())[:len(s.Seeds)]}
+		RowsAt: s.Features.Ptr()}
+	targets := s.Labels.Bytes()[:e.Targets.Bytes(len(s.Seeds))]
 	if l.o.AllLabels {
-		l.labels = e.LabelsOf(l.labels, b.Nodes)
-		b.Labels = l.labels
+		n := int(e.Targets.Bytes(len(b.Nodes)))
+		l.targets = slices.Grow(l.targets[:0], n/4)[:n/4]
+		targets = unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(l.targets))), n)
+		e.Targets.Write(b.Nodes, targets)
+	}
+	if e.Targets.Dense() {
+		b.Targets, b.Columns = hostmem.View[float32](targets), e.Targets.Columns
+	} else {
+		b.Labels = hostmem.View[int32](targets)
 	}
 	if l.o.Positions {
 		b.Positions = l.dealt.Seeds(b.Index)

@@ -28,7 +28,13 @@ func Prepare(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	if cfg, err = cfg.OnDevice(in.Dev.Info()); err != nil {
 		return nil, err
 	}
-	print := fingerprintOf(cfg, in)
+	if cfg, err = cfg.ForTarget(prepare.TargetOf(in.Dataset)); err != nil {
+		return nil, err
+	}
+	print, err := fingerprintOf(cfg, in, obs)
+	if err != nil {
+		return nil, err
+	}
 	e, err := newRunner(ctx, cfg, in, obs, print.modelConfig())
 	if err != nil {
 		return nil, err

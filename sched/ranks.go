@@ -49,6 +49,7 @@ type counted struct {
 	Index, Seeds     int64
 	Loss             float64
 	Correct, Labeled int64
+	Mass             float64
 }
 
 func newOthers(ctx context.Context, cfg plan.Config, in prepare.Inputs) *others {
@@ -69,7 +70,7 @@ func (o *others) begin() {
 func (o *others) add(index, seeds int, out engine.Outcome) {
 	if o != nil {
 		o.mine = append(o.mine, counted{int64(index), int64(seeds), out.Loss, out.Correct,
-			out.Counted})
+			out.Counted, out.Mass})
 	}
 }
 
@@ -81,7 +82,7 @@ func (o *others) take(t *report.Partial) {
 	slices.SortFunc(o.all, func(a, b counted) int { return cmp.Compare(a.Index, b.Index) })
 	for _, c := range o.all {
 		engine.CountBatch(t, int(c.Seeds), engine.Outcome{Loss: c.Loss, Correct: c.Correct,
-			Counted: c.Labeled})
+			Counted: c.Labeled, Mass: c.Mass})
 	}
 	o.all = o.all[:0]
 }

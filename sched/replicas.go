@@ -133,7 +133,7 @@ func (r *replica) open(e *runner, mc gnn.ModelConfig) (err error) {
 	if r.way.there == nil {
 		return nil
 	}
-	if r.mirror, err = newMirror(r.dev, e.Config.Batch); err != nil {
+	if r.mirror, err = newMirror(r.dev, e.Targets.Bytes(e.Config.Batch)); err != nil {
 		return err
 	}
 	e.OnClose(r.mirror.close)
@@ -192,11 +192,9 @@ func (f *flight) gradient(ctx context.Context, e *runner) (err error) {
 	if err != nil {
 		return err
 	}
-	loss, correct, counted, err := r.model.Outcome(op, st)
-	if err != nil {
+	if f.out, err = outcomeOf(op, r.model, st, e.Targets, s.Seeds); err != nil {
 		return engine.Applied(err)
 	}
-	f.out = engine.Outcome{Loss: loss, Correct: correct, Counted: counted}
 	if e.collective != nil {
 		if r.had == nil {
 			r.had = map[int]engine.Outcome{}

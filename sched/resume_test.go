@@ -216,12 +216,12 @@ func TestEvaluateAndPredict(t *testing.T) {
 		e, err := Evaluate(ctx, plan.Config{Mode: mode, GPUCache: percent(5)}, in,
 			cfg.CheckpointDir, "test", report.Observer{})
 		require.NoError(t, err)
-		require.Equal(t, *r.res.TestAcc, e.Accuracy)
+		require.Equal(t, *r.res.TestAcc, *e.Accuracy)
 		require.Equal(t, r.res.BestEpoch, e.Epoch)
 		e, err = Evaluate(ctx, plan.Config{Mode: mode}, in, filepath.Join(cfg.CheckpointDir,
 			checkpointName), "val", report.Observer{})
 		require.NoError(t, err)
-		require.Equal(t, *r.res.Epochs[r.res.BestEpoch-1].ValAcc, e.Accuracy)
+		require.Equal(t, *r.res.Epochs[r.res.BestEpoch-1].ValAcc, *e.Accuracy)
 	}
 	// Every neighbour: no sampling, so the batch size is of no account.
 	full, err := Evaluate(ctx, plan.Config{Fanouts: []int{-1, -1}}, in, cfg.CheckpointDir, "test",
@@ -232,7 +232,7 @@ func TestEvaluateAndPredict(t *testing.T) {
 		in, cfg.CheckpointDir, "test", report.Observer{})
 	require.NoError(t, err)
 	require.Equal(t, full.Accuracy, again.Accuracy)
-	require.Greater(t, full.Accuracy, 0.3)
+	require.Greater(t, *full.Accuracy, 0.3)
 
 	test, err := d.Split("test")
 	require.NoError(t, err)
@@ -254,7 +254,7 @@ func TestEvaluateAndPredict(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, io.IO.SSDs, len(in.SSDs))
 	require.Equal(t, test, got)
-	require.Equal(t, full.Accuracy, float64(right)/float64(len(test)))
+	require.Equal(t, *full.Accuracy, float64(right)/float64(len(test)))
 
 	for want, f := range map[string]func() error{
 		"does not exist": func() error {

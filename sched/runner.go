@@ -38,7 +38,7 @@ type runner struct {
 func newRunner(ctx context.Context, cfg plan.Config, in prepare.Inputs, obs report.Observer,
 	mc gnn.ModelConfig) (*runner, error) {
 	e := &runner{Engine: engine.NewEngine(cfg), config: mc, others: newOthers(ctx, cfg, in)}
-	if mc != noModel {
+	if mc.Layers > 0 { // not noModel
 		e.config.Schema = prepare.SchemaOf(&in.Dataset.Meta)
 		if err := mc.CheckSchema(e.config.Schema != nil); err != nil {
 			return e, err

@@ -40,22 +40,25 @@ func (e *runner) roomFor(stage string, available func() (int64, error)) int64 {
 	return min(maxProbabilities, free/2)
 }
 
-// undefined refuses a metric that validation nodes with these labels do not define: before an epoch
-// trains for nothing.
-func undefined(m metrics.Metric, dataset string, classes int, labels []int32) error {
-	size := probabilities(len(labels), classes)
+// undefined refuses a metric that validation nodes do not define: before an epoch trains for
+// nothing.
+func undefined(m metrics.Metric, dataset string, t *prepare.Targets, nodes []int64) error {
+	size := probabilities(len(nodes), t.Columns)
+	others := strings.Join(metrics.NamesFor(t.Kind), ", ")
 	switch {
-	case m.Defined(classes, labels, size <= maxProbabilities):
+	case t.Defines(m, nodes, size <= maxProbabilities):
 		return nil
-	case m.Defined(classes, labels, true):
+	case t.Defines(m, nodes, true):
 		return errs.New(errs.Usage,
 			"{metric} %s needs the probabilities of %d validation nodes for %d classes, %s of memory, and has %s at most; choose another of %s",
-			m.Name, len(labels), classes, units.FormatBytes(size),
-			units.FormatBytes(maxProbabilities), strings.Join(metrics.Names(), ", "))
+			m.Name, len(nodes), t.Columns, units.FormatBytes(size),
+			units.FormatBytes(maxProbabilities), others)
 	}
 	return errs.New(errs.Usage,
-		"{metric} %s is not defined on the %d validation nodes of dataset %s; they need labels of several classes; choose another of %s",
-		m.Name, len(labels), dataset, strings.Join(metrics.Names(), ", "))
+		"{metric} %s is not defined on the %d validation nodes of dataset %s; they need %s; choose another of %s",
+		m.Name, len(nodes), dataset, map[metrics.Target]string{
+			metrics.Classes: "labels of several classes", metrics.Labels: "labels of both kinds",
+			metrics.Numbers: "numbers that differ"}[t.Kind], others)
 }
 
 // scored is infer, and judges the nodes by the model's outputs for them. The report is nil where no
@@ -66,8 +69,8 @@ func (e *runner) scored(ctx context.Context, stage string, key int,
 	order := e.others.part(whole)
 	classes := e.model.Classes()
 	size, room := probabilities(len(nodes), classes), e.roomFor(stage, hostmem.AvailableBytes)
-	s := metrics.NewScores(classes, e.LabelsOf(nil, nodes), size <= room)
-	if size > room {
+	s := e.Targets.Judge(nodes, size <= room)
+	if size > room && e.Targets.Kind != metrics.Numbers {
 		e.Observer.TellNote(
 			"%s: ROC AUC and average precision need the probabilities of %d nodes for %d classes, %s of memory, and have %s at most: they are left out",
 			stage, len(nodes), classes, units.FormatBytes(size), units.FormatBytes(room))
@@ -78,6 +81,7 @@ func (e *runner) scored(ctx context.Context, stage string, key int,
 		if err := e.model.Logits(op, e.TrainStream, batch); err != nil {
 			return err
 		}
+		e.Targets.InUnit(batch)
 		from, _ := whole.Bounds(order.Index(slot.Index))
 		for i := range slot.Seeds {
 			s.Set(from+i, batch[i*classes:(i+1)*classes])
@@ -94,7 +98,7 @@ func (e *runner) scored(ctx context.Context, stage string, key int,
 }
 
 // exchange gives all ranks the scores of each.
-func (o *others) exchange(whole prepare.Order, s *metrics.Scores) error {
+func (o *others) exchange(whole prepare.Order, s metrics.Judge) error {
 	if o == nil {
 		return nil
 	}
@@ -128,14 +132,9 @@ func (o *others) exchange(whole prepare.Order, s *metrics.Scores) error {
 
 // eachScore calls do with what each mini-batch of a rank has set.
 func eachScore(part prepare.Order, do func(any) error, whole prepare.Order,
-	s *metrics.Scores) error {
+	s metrics.Judge) error {
 	for i := range part.Len() {
-		from, to := whole.Bounds(part.Index(i))
-		parts := []any{s.Predicted[from:to], s.Loss[from:to], s.Confidence[from:to]}
-		if s.Proba != nil {
-			parts = append(parts, s.Proba[from*s.Classes:to*s.Classes])
-		}
-		for _, p := range parts {
+		for _, p := range s.Parts(whole.Bounds(part.Index(i))) {
 			if err := do(p); err != nil {
 				return err
 			}

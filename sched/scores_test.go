@@ -10,6 +10,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/metrics"
 	"helios/sched/plan"
+	"helios/sched/prepare"
 	"helios/sched/report"
 	"helios/sched/tiers/static"
 )
@@ -25,7 +26,8 @@ func judged(metric string, patience int) plan.Config {
 func TestMetricChoosesAndPatienceEnds(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 1, "")
-	for _, m := range metrics.All {
+	for _, name := range metrics.NamesFor(metrics.Classes) {
+		m := metrics.Find(name)
 		r := train(t, context.Background(), judged(m.Name, 2), d, feat, s, 2, report.Observer{})
 		require.NoError(t, r.err, m.Name)
 		best, last := 0, len(r.res.Epochs)
@@ -39,7 +41,7 @@ func TestMetricChoosesAndPatienceEnds(t *testing.T) {
 		require.Equal(t, best+1, r.res.BestEpoch, m.Name)
 		require.True(t, last == 12 || last == best+1+2, "%s: best epoch %d of %d", m.Name, best+1, last)
 		require.Equal(t, m.Name, r.res.Metric)
-		require.Equal(t, *r.res.TestAcc, r.res.TestMetrics.Accuracy, m.Name)
+		require.Equal(t, *r.res.TestAcc, *r.res.TestMetrics.Accuracy, m.Name)
 	}
 }
 
@@ -132,19 +134,26 @@ func TestScoresOfRanksWithoutABatch(t *testing.T) {
 
 // A metric that the validation nodes do not define is refused before any epoch.
 func TestUndefinedMetric(t *testing.T) {
-	auc, f1 := metrics.Find("roc-auc"), metrics.Find("f1-macro")
+	undefined := func(name string, classes int, labels []int32) error {
+		nodes := make([]int64, len(labels))
+		for i := range nodes {
+			nodes[i] = int64(i)
+		}
+		return undefined(metrics.Find(name), "d", prepare.ClassTargets(classes, labels), nodes)
+	}
 	for want, err := range map[string]error{
-		"not defined on the 0 validation nodes of dataset d": undefined(f1, "d", 3, nil),
-		"not defined on the 2 validation nodes of dataset d": undefined(f1, "d", 3, []int32{-1, -1}),
-		"they need labels of several classes":                undefined(auc, "d", 3, []int32{1, 1, -1}),
+		"not defined on the 0 validation nodes of dataset d": undefined("f1-macro", 3, nil),
+		"not defined on the 2 validation nodes of dataset d": undefined("f1-macro", 3,
+			[]int32{-1, -1}),
+		"they need labels of several classes": undefined("roc-auc", 3, []int32{1, 1, -1}),
 		"needs the probabilities of 1000000 validation nodes for 1000 classes, 3.7 GiB of memory, and has 1 GiB": undefined(
-			auc, "d", 1000, append(make([]int32, 1e6-1), 1)),
+			"roc-auc", 1000, append(make([]int32, 1e6-1), 1)),
 	} {
 		require.ErrorContains(t, err, want)
 		require.Equal(t, errs.Usage, errs.ClassOf(err))
 	}
-	require.NoError(t, undefined(f1, "d", 1000, make([]int32, 1e6)))
-	require.NoError(t, undefined(auc, "d", 2, []int32{1, 0}))
+	require.NoError(t, undefined("f1-macro", 1000, make([]int32, 1e6)))
+	require.NoError(t, undefined("roc-auc", 2, []int32{1, 0}))
 }
 
 // Epochs that skipped validation do not count for patience, and do not end it.
@@ -201,9 +210,11 @@ func TestFormatOfMetric(t *testing.T) {
 		plainFormat:  func(c *plan.Config) { c.Patience, c.MinDelta = 3, 0.5 },
 		stepsFormat:  func(c *plan.Config) { c.Shards = 2 },
 		metricFormat: func(c *plan.Config) { c.Metric, c.Shards = "log-loss", 2 },
-		stateFormat:  func(c *plan.Config) { c.Metric, c.Warmup = "log-loss", 2 },
+		stateFormat:  func(c *plan.Config) { c.Metric, c.Warmup, c.LabelSmoothing = "log-loss", 2, 0.1 },
 	} {
-		f := fingerprint{Config: plan.Config{}.WithDefaults()}
+		c, err := plan.Config{}.WithDefaults().ForTarget(metrics.Classes)
+		require.NoError(t, err)
+		f := fingerprint{Config: c}
 		set(&f.Config)
 		require.Equal(t, want, f.format())
 		text, err := f.MarshalJSON()

@@ -86,28 +86,29 @@ func (s *steps) ends(i int) bool {
 }
 
 // weigh sets weights to those of the step of n shards from mini-batch first on: the share that each
-// has of the step's labelled seeds; without any, of its shards.
+// has of what the step's mean loss divides by: its labelled seeds, where none weighs more; without
+// any, of its shards.
 func (s *steps) weigh(first, n int) {
 	if s.first == first {
 		return
 	}
-	counted := make([]int64, n)
-	for i := range counted {
-		counted[i] = s.e.CountLabels(s.all.Seeds(first + i))
+	masses := make([]float64, n)
+	for i := range masses {
+		masses[i] = s.e.Targets.Mass(s.all.Seeds(first + i))
 	}
-	s.first, s.weights = first, sharesOf(counted)
+	s.first, s.weights = first, sharesOf(masses)
 }
 
 // sharesOf returns what each of some numbers is of their sum; the same for all where that is 0.
-func sharesOf(counted []int64) []float32 {
-	shares, all := make([]float32, len(counted)), int64(0)
-	for _, c := range counted {
-		all += c
+func sharesOf(masses []float64) []float32 {
+	shares, all := make([]float32, len(masses)), 0.0
+	for _, m := range masses {
+		all += m
 	}
-	for i, c := range counted {
-		shares[i] = float32(1 / float64(len(counted)))
+	for i, m := range masses {
+		shares[i] = float32(1 / float64(len(masses)))
 		if all > 0 {
-			shares[i] = float32(float64(c) / float64(all))
+			shares[i] = float32(m / all)
 		}
 	}
 	return shares
@@ -126,7 +127,7 @@ func (s *steps) step(op context.Context, b *engine.Slot) (engine.Outcome, error)
 	if err != nil {
 		return engine.Outcome{}, err
 	}
-	out, err := e.outcome(op)
+	out, err := e.outcome(op, b.Seeds)
 	if err != nil {
 		return out, engine.Applied(err)
 	}

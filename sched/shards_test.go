@@ -187,7 +187,7 @@ func TestShardsAreTuned(t *testing.T) {
 
 // A shard weighs what it has of the labelled seeds; where no seed is labelled, all weigh the same.
 func TestShardWeights(t *testing.T) {
-	require.Equal(t, []float32{0.5, 0.125, 0.375}, sharesOf([]int64{4, 1, 3}))
-	require.Equal(t, []float32{1, 0}, sharesOf([]int64{7, 0}))
-	require.Equal(t, []float32{0.25, 0.25, 0.25, 0.25}, sharesOf(make([]int64, 4)))
+	require.Equal(t, []float32{0.5, 0.125, 0.375}, sharesOf([]float64{4, 1, 3}))
+	require.Equal(t, []float32{1, 0}, sharesOf([]float64{7, 0}))
+	require.Equal(t, []float32{0.25, 0.25, 0.25, 0.25}, sharesOf(make([]float64, 4)))
 }

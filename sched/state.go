@@ -1,6 +1,7 @@
 package sched
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -39,8 +40,8 @@ const bestName = "best.safetensors"
 // over their header; the second was of runs with a setting that a program of the first does not
 // know. A later one is of runs whose settings a program of the version before would ignore: 4 has
 // layers between a model's own and samples that train again, 5 steps of several mini-batches, 6
-// another metric than accuracy, 7 remaining self loops, learning rates that change and gradients that
-// are clipped. All other runs are written as plainFormat.
+// another metric than accuracy, 7 remaining self loops, learning rates that change, gradients that
+// are clipped, and another loss than plain softmax. All other runs are written as plainFormat.
 const (
 	stateFormat      = 7
 	metricFormat     = 6
@@ -66,6 +67,8 @@ type printedFacts struct {
 	Edges   int64  `json:"edges"`   // 0 for the same nodes without their edges
 	InDim   int    `json:"in_dim"`
 	Classes int    `json:"classes"`
+	// Fit is the target, and what the training nodes decide of its loss.
+	prepare.Fit
 	// Horizon is the number of epochs at whose end the learning rate is 0; 0: it does not matter.
 	Horizon int `json:"lr_epochs,omitempty"`
 	// Mega has the parts of runs over mega-batches; nil: none.
@@ -115,9 +118,10 @@ func (f *fingerprint) UnmarshalJSON(text []byte) error {
 func (f *fingerprint) format() int {
 	plain := plan.Config{}.WithDefaults()
 	switch {
-	case f.SelfLoops == gnn.LoopsRemaining, f.ScheduleSettings != plain.ScheduleSettings:
+	case f.SelfLoops == gnn.LoopsRemaining, f.ScheduleSettings != plain.ScheduleSettings,
+		!f.Fit.Equal(prepare.Fit{}) || f.LossSettings != plain.LossSettings:
 		return stateFormat
-	case f.Metric != plain.Metric:
+	case f.Metric != metrics.All[0].Name:
 		return metricFormat
 	case f.Shards > 1 || f.Mega != nil:
 		return stepsFormat
@@ -198,6 +202,9 @@ func (f *fingerprint) draws() string {
 	return f.Draws
 }
 
+// target returns the kind that the model learns.
+func (f *fingerprint) target() metrics.Target { return cmp.Or(f.Target, metrics.Classes) }
+
 // rowType is RowDType, float32 where it is empty.
 func (f *fingerprint) rowType() string {
 	if f.RowDType == "" {
@@ -218,6 +225,9 @@ func (f fingerprint) differs(was fingerprint) (field string, is, old any, ok boo
 		if x.is != x.old {
 			return x.name, x.is, x.old, true
 		}
+	}
+	if !f.Fit.Equal(was.Fit) {
+		return "targets, or weights of the loss,", f.Fit, was.Fit, true
 	}
 	if field, is, old, ok = options.DifferPrinted(&f.Config, &was.Config); ok {
 		return field, is, old, true
@@ -456,7 +466,7 @@ func (p *fingerprint) contradiction() string {
 			"no model has %d features, %d classes, width %d, batch size %d, fanout %v and %d edges",
 			p.InDim, p.Classes, p.Hidden, p.Batch, p.Fanouts, p.Edges)
 	}
-	return ""
+	return p.Fit.Contradiction(p.Classes)
 }
 
 // misplacedEpoch returns why no run of any dataset stands at a position; empty: one can.
@@ -480,7 +490,7 @@ func (st *state) contradictoryHistory() string {
 	switch {
 	case st.BestEpoch < -1 || st.BestEpoch >= st.Epoch || st.BestEpoch < 0 && st.Epoch > 0:
 		return fmt.Sprintf("best epoch %d is none of the %d behind it", st.BestEpoch+1, st.Epoch)
-	case math.IsNaN(st.BestAcc) || st.BestAcc < 0 ||
+	case math.IsNaN(st.BestAcc) || st.BestAcc < 0 && st.Print.target() != metrics.Numbers ||
 		st.BestAcc > 1 && !metrics.Find(st.Print.Metric).Lower:
 		return fmt.Sprintf("best %s %v is none", metrics.Find(st.Print.Metric).Name, st.BestAcc)
 	}

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"time"
 
+	"helios/cuda"
 	"helios/gnn"
 	"helios/graph"
 	"helios/internal/errs"
@@ -69,6 +70,7 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
 	t.e = e
+	e.Targets.Fit = t.state.Print.Fit
 	e.Config.Depth = t.cfg.Depth
 	e.Plan = e.Config.Schedule()
 	if err := t.takeUp(ctx, in, from); err != nil {
@@ -112,8 +114,15 @@ func newTrainer(cfg plan.Config, in prepare.Inputs, obs report.Observer) (*train
 	if cfg, err = cfg.OnDevice(in.Dev.Info()); err != nil {
 		return nil, err
 	}
+	if cfg, err = cfg.ForTarget(prepare.TargetOf(in.Dataset)); err != nil {
+		return nil, err
+	}
+	print, err := fingerprintOf(cfg, in, obs)
+	if err != nil {
+		return nil, err
+	}
 	t := &trainer{cfg: cfg, obs: obs, bestSaved: -1, metric: metrics.Find(cfg.Metric), state: state{
-		Print: fingerprintOf(cfg, in), BestEpoch: -1,
+		Print: print, BestEpoch: -1,
 	}}
 	if cfg.CheckpointDir != "" && cfg.Rank == 0 {
 		t.path = filepath.Join(cfg.CheckpointDir, checkpointName)
@@ -208,7 +217,9 @@ func (t *trainer) describe(resumed bool) *report.Result {
 
 const peakEvery = 20 * time.Millisecond
 
-func fingerprintOf(c plan.Config, in prepare.Inputs) (f fingerprint) {
+// fingerprintOf is that of a configuration for the dataset's target (plan.Config.ForTarget).
+func fingerprintOf(c plan.Config, in prepare.Inputs, obs report.Observer) (f fingerprint,
+	err error) {
 	m := in.Dataset.Meta
 	f.printedFacts = printedFacts{Dataset: m.UUID, Edges: m.Edges, InDim: m.Dim,
 		Classes: m.Classes, Draws: drawsByBatch}
@@ -216,13 +227,18 @@ func fingerprintOf(c plan.Config, in prepare.Inputs) (f fingerprint) {
 	if c.RateSchedule().Ends() {
 		f.Horizon = c.Epochs
 	}
-	return f
+	f.Fit, err = prepare.FitOf(c, in.Dataset, obs.TellNote)
+	return f, err
 }
 
 // modelConfig is the model of a run.
 func (f *fingerprint) modelConfig() gnn.ModelConfig {
 	m := f.ModelConfig()
 	m.InDim, m.Classes, m.Seed = f.InDim, f.Classes, f.Seed
+	m.Weights = f.Weights
+	if m.Loss == "" && f.Target != "" {
+		m.Loss, _ = gnn.LossFor(f.Target, "") // each target has one
+	}
 	return m
 }
 
@@ -341,9 +357,8 @@ func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
 			"{lr-schedule} %s looks at validation, and dataset %s has no validation nodes; choose another",
 			t.cfg.LRSchedule, in.Dataset.Meta.Name)
 	}
-	if t.metric.Name != metrics.All[0].Name {
-		if err := undefined(t.metric, in.Dataset.Meta.Name, t.e.model.Classes(),
-			t.e.LabelsOf(nil, val)); err != nil {
+	if t.metric.Name != t.e.Targets.Kind.Default() {
+		if err := undefined(t.metric, in.Dataset.Meta.Name, t.e.Targets, val); err != nil {
 			return err
 		}
 	}
@@ -381,7 +396,7 @@ func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
 	if err != nil {
 		return err
 	}
-	t.testAcc, t.testMetrics = &r.TrainAcc, figures
+	t.testAcc, t.testMetrics = r.TrainAcc, figures
 	return nil
 }
 
@@ -411,7 +426,7 @@ func (t *trainer) epoch(ctx context.Context, ep int, order prepare.Order,
 	if err != nil {
 		return t.stopped(ctx, err)
 	}
-	r := t.state.Partial.Result(ep, e.RowBytes)
+	r := e.result(t.state.Partial, ep)
 	r.CPU = cpu
 	if len(val) > 0 && !t.cfg.NoEval {
 		if err := t.validate(asked, &r, val); err != nil {
@@ -441,23 +456,29 @@ func (t *trainer) epoch(ctx context.Context, ep int, order prepare.Order,
 // validate classifies the validation nodes behind an epoch.
 func (t *trainer) validate(ctx context.Context, r *report.EpochResult, val []int64) error {
 	key := prepare.ValEpoch + r.Epoch - 1
-	if t.metric.Name == metrics.All[0].Name {
+	if t.plain() {
 		v, err := t.e.infer(ctx, validateStage, key, val, nil)
 		if err != nil {
 			return err
 		}
-		r.ValAcc, r.ValLoss, r.ValSeconds = &v.TrainAcc, &v.Loss, v.Seconds
+		r.ValAcc, r.ValLoss, r.ValSeconds = v.TrainAcc, &v.Loss, v.Seconds
 		return nil
 	}
 	v, figures, err := t.e.scored(ctx, validateStage, key, val)
 	if err != nil {
 		return err
 	}
-	r.ValAcc, r.ValLoss, r.ValSeconds = &v.TrainAcc, &v.Loss, v.Seconds
+	r.ValAcc, r.ValLoss, r.ValSeconds = v.TrainAcc, &v.Loss, v.Seconds
 	if figures != nil {
 		r.ValMetrics = &figures.Summary
 	}
 	return nil
+}
+
+// plain reports whether the accuracy of classes chooses the best epoch: a pass counts it, without a
+// judge.
+func (t *trainer) plain() bool {
+	return t.metric.Name == metrics.All[0].Name && !t.e.Targets.Dense()
 }
 
 // plateaus counts how often, in the epochs behind, validation was not better for as many epochs as
@@ -573,7 +594,7 @@ func (x *training) step(op context.Context, s *engine.Slot) (engine.Outcome, err
 		x.steps.set(x.steps.mine.Index(s.Index))); err != nil {
 		return engine.Outcome{}, err
 	}
-	out, err := e.outcome(op)
+	out, err := e.outcome(op, s.Seeds)
 	if err != nil {
 		return out, engine.Applied(err)
 	}
@@ -744,10 +765,28 @@ func (e *runner) tellLive(p *engine.Pass) {
 	})
 }
 
-// outcome waits for the training stream and reads the last step's figures.
-func (e *runner) outcome(op context.Context) (engine.Outcome, error) {
-	loss, correct, counted, err := e.model.Outcome(op, e.TrainStream)
-	return engine.Outcome{Loss: loss, Correct: correct, Counted: counted}, err
+// outcome waits for the training stream and reads the last step's figures, of these seeds.
+func (e *runner) outcome(op context.Context, seeds []int64) (engine.Outcome, error) {
+	return outcomeOf(op, e.model, e.TrainStream, e.Targets, seeds)
+}
+
+// outcomeOf is outcome of a replica's model.
+func outcomeOf(op context.Context, m *gnn.Model, stream cuda.Stream, t *prepare.Targets,
+	seeds []int64) (o engine.Outcome, err error) {
+	o.Loss, o.Correct, o.Counted, err = m.Outcome(op, stream)
+	if t.Weighs() {
+		o.Mass = t.Mass(seeds)
+	}
+	return o, err
+}
+
+// result is an epoch's line.
+func (e *runner) result(p report.Partial, epoch int) report.EpochResult {
+	r := p.Result(epoch, e.RowBytes)
+	if e.Targets.Kind == metrics.Numbers {
+		r.TrainAcc = nil
+	}
+	return r
 }
 
 // infer runs a forward pass over nodes through the pipeline; the result's TrainAcc is their
@@ -765,7 +804,7 @@ func (e *runner) infer(ctx context.Context, stage string, key int, nodes []int64
 			s.Labels.Ptr()); err != nil {
 			return engine.Outcome{}, err
 		}
-		out, err := e.outcome(op)
+		out, err := e.outcome(op, s.Seeds)
 		e.others.add(order.Index(s.Index), len(s.Seeds), out)
 		if err == nil && each != nil {
 			err = each(op, s)
@@ -787,5 +826,5 @@ func (e *runner) infer(ctx context.Context, stage string, key int, nodes []int64
 	if err != nil {
 		return report.EpochResult{}, err
 	}
-	return e.Snapshot(p, report.Partial{}).Result(0, e.RowBytes), nil
+	return e.result(e.Snapshot(p, report.Partial{}), 0), nil
 }

@@ -110,7 +110,7 @@ func TestVirtualCountsAreThoseOfARealRun(t *testing.T) {
 			for i, e := range real.res.Epochs {
 				m := model.Epochs[i]
 				e, m = counts(e), counts(m)
-				e.Loss, e.TrainAcc, e.ValAcc = 0, 0, nil
+				e.Loss, e.TrainAcc, e.ValAcc = 0, nil, nil
 				require.Equal(t, e, m, name)
 			}
 			if v.name != "mmap" { // there the real stack counts what it faults in
@@ -181,7 +181,7 @@ func TestVirtualCountsOfEveryMode(t *testing.T) {
 		require.Equal(t, real.res.CPUCacheBytes, model.CPUCacheBytes, m.Name)
 		for i, e := range real.res.Epochs {
 			e, m := counts(e), counts(model.Epochs[i])
-			e.Loss, e.TrainAcc, e.ValAcc = 0, 0, nil
+			e.Loss, e.TrainAcc, e.ValAcc = 0, nil, nil
 			require.Equal(t, e, m, cfg.Mode)
 		}
 	}
@@ -218,7 +218,7 @@ func TestVirtualCountsOfDynamicTiers(t *testing.T) {
 			for i, e := range real.res.Epochs {
 				m := model.Epochs[i]
 				e, m = counts(e), counts(m)
-				e.Loss, e.TrainAcc, e.ValAcc = 0, 0, nil
+				e.Loss, e.TrainAcc, e.ValAcc = 0, nil, nil
 				e.ReadGroups, e.GroupBatches, m.ReadGroups, m.GroupBatches = 0, 0, 0, 0
 				if cfg.IOStack == gpuio.StackCPU || cfg.IOStack == gpuio.StackMmap {
 					e.BytesSSD, e.SSDCommands, e.ReadAmplification = m.BytesSSD, m.SSDCommands,
@@ -266,7 +266,7 @@ func TestVirtualCountsOfPlannedTiers(t *testing.T) {
 			for i, e := range real.res.Epochs {
 				m := model.Epochs[i]
 				e, m = counts(e), counts(m)
-				e.Loss, e.TrainAcc, e.ValAcc = 0, 0, nil
+				e.Loss, e.TrainAcc, e.ValAcc = 0, nil, nil
 				require.Equal(t, e, m, name)
 			}
 			r, m := *real.res.Superbatch, *model.Superbatch
@@ -308,7 +308,7 @@ func TestVirtualCountsOfPackedTiers(t *testing.T) {
 			for k, e := range real.res.Epochs {
 				m := model.Epochs[k]
 				e, m = counts(e), counts(m)
-				e.Loss, e.TrainAcc, e.ValAcc = 0, 0, nil
+				e.Loss, e.TrainAcc, e.ValAcc = 0, nil, nil
 				if cfg.WithDefaults().IOStack != gpuio.StackCPU {
 					m.SSDCommands = e.SSDCommands // the folder's controller moves more at a time
 				}
@@ -810,7 +810,7 @@ func TestVirtualCountsOfMegaBatches(t *testing.T) {
 				m := model.Epochs[k]
 				require.Equal(t, !cfg.NoEval, m.ValSeconds > 0, name)
 				e, m = counts(e), counts(m)
-				e.Loss, e.TrainAcc, e.ValAcc = 0, 0, nil
+				e.Loss, e.TrainAcc, e.ValAcc = 0, nil, nil
 				require.Equal(t, e, m, name)
 			}
 			r, m := *real.res.Mega, *model.Mega
@@ -966,7 +966,7 @@ func TestVirtualCountsOfTopologyOnSSD(t *testing.T) {
 				}
 				require.GreaterOrEqual(t, m.StageSeconds.Between, -1e-9, name)
 				e, m = counts(e), counts(m)
-				e.Loss, e.TrainAcc, e.ValAcc = 0, 0, nil
+				e.Loss, e.TrainAcc, e.ValAcc = 0, nil, nil
 				// groups differ in it
 				if cfg.WithDefaults().IOStack == gpuio.StackCPU {
 					e.BytesSSD, e.SSDCommands, e.ReadAmplification = m.BytesSSD, m.SSDCommands,

@@ -97,8 +97,7 @@ func runEval(ctx context.Context, e *env, a *evalArgs) (err error) {
 	rows := r.RowsGPU + r.RowsCPU + r.RowsSSD
 	table := [][]string{
 		{"checkpoint", fmt.Sprintf("%s, parameters of epoch %d", r.Checkpoint, r.Epoch)},
-		{"accuracy", fmt.Sprintf("%.2f%% of %d %s nodes; loss %.4f", 100*r.Accuracy, r.Nodes,
-			r.Split, r.Loss)},
+		judged(r),
 		{"rows", fmt.Sprintf("GPU tier %s, CPU tier %s, SSD %s of %s", share(r.RowsGPU, rows),
 			share(r.RowsCPU, rows), share(r.RowsSSD, rows), units.FormatCount(float64(rows))) +
 			fmt.Sprintf(", of %s as %s", units.FormatBytes(r.RowBytes), r.RowDType)},
@@ -113,4 +112,13 @@ func runEval(ctx context.Context, e *env, a *evalArgs) (err error) {
 	showSSDs(e, r.IO)
 	out.event("result", r)
 	return nil
+}
+
+// judged is the line of the loss and, where nodes are right or wrong, of the accuracy.
+func judged(r *report.EvalResult) []string {
+	of := fmt.Sprintf("%d %s nodes; loss %.4f", r.Nodes, r.Split, r.Loss)
+	if r.Accuracy == nil {
+		return []string{"nodes", of}
+	}
+	return []string{"accuracy", fmt.Sprintf("%.2f%% of %s", 100**r.Accuracy, of)}
 }

@@ -2,24 +2,34 @@ package main
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 
 	figures "helios/internal/metrics"
 	"helios/internal/ui"
 )
 
-// metricRows are lines for people on how well a model classifies; class names may be empty.
+// metricRows are lines for people on how good a model's outputs are; names of classes, labels or
+// numbers may be empty.
 func metricRows(r *figures.Report, names []string) [][]string {
 	if r == nil {
 		return nil
 	}
 	var all []string
 	for _, m := range figures.All[1:] { // the first has a line of its own
-		if x := m.Of(&r.Summary); x != nil && m.Name != "f1-micro" { // the accuracy again
+		again := m.Name == "f1-micro" && r.BalancedAccuracy != nil // of classes: the accuracy
+		if x := m.Of(&r.Summary); x != nil && !again {
 			all = append(all, fmt.Sprintf("%s %.4f", m.Name, *x))
 		}
 	}
 	rows := [][]string{{"metrics", strings.Join(all, ", ")}}
+	for _, n := range r.Numbers {
+		if len(r.Numbers) > 1 && len(r.Numbers) <= maxClassRows {
+			rows = append(rows, []string{"number " + nameOf(names, n.Number),
+				fmt.Sprintf("rmse %s, mae %s, r2 %s of %d nodes", ratio(n.RMSE), ratio(n.MAE),
+					ratio(n.R2), n.Nodes)})
+		}
+	}
 	if len(names) == 0 || len(r.Classes) > maxClassRows {
 		return rows
 	}
@@ -29,6 +39,14 @@ func metricRows(r *figures.Report, names []string) [][]string {
 				figures.Text(c.Recall), figures.Text(c.F1), c.Nodes)})
 	}
 	return rows
+}
+
+// nameOf is the name of a class, label or number for people.
+func nameOf(names []string, i int) string {
+	if i < len(names) {
+		return ui.Text(names[i])
+	}
+	return strconv.Itoa(i)
 }
 
 // maxClassRows is the most classes that get a line each.

@@ -32,6 +32,8 @@ type metrics struct {
 	addr   string // that it listens on
 	done   chan error
 
+	numbers bool // are learnt: no seed is right or wrong
+
 	pass string // that was last heard of, and what it had come to
 	last report.Partial
 }
@@ -193,8 +195,10 @@ func (m *metrics) live(pass string, p report.Partial) {
 		m.add("stage_seconds_total", "stage", name, seconds-before[name])
 	}
 	if p.Counted > 0 {
-		m.put("loss", "pass", kind, p.LossSum/float64(p.Counted))
-		m.put("accuracy", "pass", kind, float64(p.Correct)/float64(p.Counted))
+		m.put("loss", "pass", kind, p.Loss())
+		if !m.numbers {
+			m.put("accuracy", "pass", kind, float64(p.Correct)/float64(p.Counted))
+		}
 	}
 	m.pass, m.last = pass, p
 }

@@ -23,12 +23,13 @@ import (
 func predictCommand() *cli.Command {
 	return verb(&cli.Command{
 		Name:      "predict",
-		Usage:     "classify nodes with a checkpoint",
+		Usage:     "classify nodes with a checkpoint, or predict their labels or numbers",
 		ArgsUsage: "[DATASET]",
 		Description: "Writes node, class and, where the dataset has them, the names of both: to standard output,\n" +
 			"or as a table to --csv. --embeddings writes the activations of the last hidden layer, before the layer that classifies, a\n" +
 			"row for each node; a model of one layer has no hidden one, and gives its outputs, a column for each class.\n" +
 			"--scores writes the outputs of the last layer and --proba their softmax, a column for each class.\n" +
+			"Of several labels, a node has the probability of each (a sigmoid); of numbers these, in the unit of the dataset.\n" +
 			"A FILE that ends in .csv or .parquet is a table: the node, its name, and columns with the names of the classes.\n" +
 			"The class of a node depends on its draws, not on --batch-size; but with --sampler ladies the nodes of a\n" +
 			"batch share what is drawn: --sampler neighbor --fanout -1,-1 (one for each layer) takes all neighbours instead.",
@@ -41,7 +42,7 @@ type predictArgs struct {
 	split      string  `option:"split" common:"yes" use:"setting" oneof:"all,@splits" default:"all" usage:"nodes to classify"`
 	nodes      []int64 `option:"nodes" common:"yes" arg:"ID,ID…" usage:"classify these instead ID,ID…"`
 	csv        string  `option:"csv" common:"yes" arg:"FILE" usage:"table FILE of classes to write: CSV, or Parquet where the name ends in .parquet"`
-	threshold  float64 `option:"threshold" common:"yes" use:"setting" positive:"yes" range:"0..1" shown:"the class with the larger probability" arg:"P" usage:"of two classes, predict the second where its probability is at least P"`
+	threshold  float64 `option:"threshold" common:"yes" use:"setting" positive:"yes" range:"0..1" shown:"the class with the larger probability" arg:"P" usage:"of two classes, predict the second where its probability is at least P; of several labels, those whose is"`
 	topK       int     `option:"topk" common:"yes" use:"setting" positive:"yes" range:"1..65536" shown:"none" arg:"K" usage:"also give the K most probable classes of each node with their probabilities"`
 	embeddings string  `option:"embeddings" common:"yes" arg:"FILE" usage:"FILE for the activations (float32, nodes × width of the last hidden layer: {hidden} of train): .npy, .csv or .parquet"`
 	scores     string  `option:"scores" common:"yes" arg:"FILE" usage:"FILE for the model's outputs (float32, nodes × classes): .npy, .csv or .parquet"`
@@ -141,12 +142,14 @@ type predictions struct {
 	*predictArgs
 	names      []string // of nodes; may be empty, as the next
 	classNames []string
-	classes    int
+	target     figures.Target
+	classes    int // or labels, or numbers
 	files      []*predictionFile
 	n, of      int64 // nodes that are done, of how many
 
 	shares bool      // probabilities are asked for
 	proba  []float32 // of the batch
+	values []float32 // labels, their probabilities or numbers of the batch, where there is no class
 }
 
 // predictionFile is an output, whose table begins with its first rows.
@@ -155,7 +158,8 @@ type predictionFile struct {
 	file             *outfile.File
 	table            table
 	dim              int
-	ofClasses        bool // the figures are
+	ofClasses        bool   // the figures are, or of labels or numbers
+	before           string // the names of columns
 	// values has the figures of a batch, so many of each node; nil: the file has classes.
 	values func(b *report.Prediction) (v []float32, dim int)
 }
@@ -187,35 +191,74 @@ func (p *predictions) outputs() []*predictionFile {
 // begin takes over what the dataset says of the nodes, and refuses what it has no classes for.
 func (p *predictions) begin(d *dataset.Dataset, nodes int64) (err error) {
 	p.of, p.classes, p.classNames = nodes, d.Meta.Classes, d.Meta.ClassNames
-	p.shares = p.predictArgs.proba != "" || p.threshold > 0 || p.topK > 0
+	p.target = prepare.TargetOf(d)
+	p.shares = p.predictArgs.proba != "" || p.threshold > 0 || p.topK > 0 ||
+		p.target == figures.Labels
 	switch {
-	case p.threshold > 0 && p.classes != 2:
+	case p.target == figures.Numbers && p.shares:
+		return errs.New(errs.Usage,
+			"dataset %s has numbers, which have no probabilities; leave {proba}, {threshold} and {topk} out ({scores} writes numbers)",
+			d.Meta.Name)
+	case p.target == figures.Labels && p.topK > 0:
+		return errs.New(errs.Usage, "{topk} is for classes, and dataset %s has labels; leave it out",
+			d.Meta.Name)
+	case p.target == figures.Classes && p.threshold > 0 && p.classes != 2:
 		return errs.New(errs.Usage, "{threshold} is for two classes, and dataset %s has %d; leave it out",
 			d.Meta.Name, p.classes)
 	case p.topK > p.classes:
 		return errs.New(errs.Usage, "{topk} %d: dataset %s has %d classes; give at most so many", p.topK,
 			d.Meta.Name, p.classes)
 	}
+	for _, f := range p.files {
+		if f.values == nil && p.target != figures.Classes {
+			f.before, f.ofClasses = map[bool]string{true: "number ", false: "probability "}[p.target ==
+				figures.Numbers], true
+			if p.threshold > 0 {
+				f.before = "label "
+			}
+			f.values = func(*report.Prediction) ([]float32, int) { return p.values, p.classes }
+		}
+	}
 	p.names, err = d.Names()
 	return err
 }
 
-// add takes a batch.
-func (p *predictions) add(b report.Prediction) error {
-	if p.shares {
-		p.proba = slices.Grow(p.proba[:0], len(b.Logits))[:len(b.Logits)]
-		for i := range b.Nodes {
-			from, to := i*p.classes, (i+1)*p.classes
+// share fills in the probabilities of a batch, and what is told of it where there is no class.
+func (p *predictions) share(b *report.Prediction) {
+	p.proba = slices.Grow(p.proba[:0], len(b.Logits))[:len(b.Logits)]
+	for i := range b.Nodes {
+		from, to := i*p.classes, (i+1)*p.classes
+		if p.target == figures.Labels {
+			figures.Sigmoid(p.proba[from:to], b.Logits[from:to])
+		} else {
 			figures.Softmax(p.proba[from:to], b.Logits[from:to])
 		}
 	}
-	for i := range b.Nodes {
-		if p.threshold > 0 {
-			b.Classes[i] = 0
-			if float64(p.proba[2*i+1]) >= p.threshold {
-				b.Classes[i] = 1
-			}
+	if p.values = p.proba; p.threshold == 0 {
+		return
+	}
+	likely := func(x float32) (is int32) {
+		if float64(x) >= p.threshold {
+			is = 1
 		}
+		return is
+	}
+	if p.target == figures.Classes {
+		for i := range b.Nodes {
+			b.Classes[i] = likely(p.proba[2*i+1])
+		}
+		return
+	}
+	p.values = make([]float32, len(p.proba))
+	for i, x := range p.proba {
+		p.values[i] = float32(likely(x))
+	}
+}
+
+// add takes a batch.
+func (p *predictions) add(b report.Prediction) error {
+	if p.values = b.Logits; p.shares {
+		p.share(&b)
 	}
 	for _, f := range p.files {
 		if err := p.write(f, &b); err != nil {
@@ -227,7 +270,13 @@ func (p *predictions) add(b report.Prediction) error {
 		return nil
 	}
 	for i, v := range b.Nodes {
-		if err := p.show(v, b.Classes[i], i); err != nil {
+		var err error
+		if p.target == figures.Classes {
+			err = p.show(v, b.Classes[i], i)
+		} else {
+			err = p.showValues(v, p.values[i*p.classes:(i+1)*p.classes])
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -244,7 +293,11 @@ func (p *predictions) write(f *predictionFile, b *report.Prediction) error {
 		return err
 	}
 	for i, v := range b.Nodes {
-		cells := p.cells(f, v, b.Classes[i], i)
+		class := int32(0)
+		if b.Classes != nil {
+			class = b.Classes[i]
+		}
+		cells := p.cells(f, v, class, i)
 		if err := f.table.row(cells, values[i*f.dim:(i+1)*f.dim]); err != nil {
 			return errs.Errorf("%s: %w", f.path, err)
 		}
@@ -263,13 +316,15 @@ func (p *predictions) open(f *predictionFile) (err error) {
 		case !f.ofClasses:
 			columns = append(columns, fmt.Sprintf("dim_%d", c))
 		case c < len(p.classNames):
-			columns = append(columns, p.classNames[c])
+			columns = append(columns, f.before+p.classNames[c])
+		case p.target != figures.Classes:
+			columns = append(columns, f.before+strconv.Itoa(c))
 		default:
 			columns = append(columns, fmt.Sprintf("class_%d", c))
 		}
 	}
 	end := filepath.Ext(f.path)
-	if f.values == nil && end != parquetEnd {
+	if f.flag == "csv" && end != parquetEnd {
 		end = csvEnd
 	}
 	f.table, err = newTable(f.file, end, p.cells(f, 0, 0, -1), columns, p.of)
@@ -349,6 +404,20 @@ func (p *predictions) show(node int64, class int32, place int) error {
 	return p.ui.Event("node", line)
 }
 
+// showValues shows a node's labels, their probabilities, or its numbers.
+func (p *predictions) showValues(node int64, values []float32) error {
+	text := strconv.FormatInt(node, 10)
+	for _, x := range values {
+		text += "\t" + textOf(x)
+	}
+	line := valuesLine{Node: node, Values: values, Name: p.nameOf(node)}
+	if line.Name != "" {
+		text += "\t" + ui.Text(line.Name)
+	}
+	p.ui.Printf("%s", text)
+	return p.ui.Event("node", line)
+}
+
 // commit keeps the files.
 func (p *predictions) commit() error {
 	for _, f := range p.files {
@@ -358,7 +427,7 @@ func (p *predictions) commit() error {
 		if err := f.file.Commit(f.table.close()); err != nil {
 			return err
 		}
-		if f.values == nil {
+		if f.flag == "csv" {
 			p.ui.Printf("%d nodes classified in %s", p.n, f.file.Path())
 		} else {
 			p.ui.Printf("%s in %s: %d nodes × %d", f.what, f.file.Path(), p.n, f.dim)
@@ -375,6 +444,13 @@ type nodeLine struct {
 	ClassName string `json:"class_name,omitempty"`
 	// Top are the most probable classes, as many as were asked for.
 	Top []topClass `json:"top,omitempty"`
+}
+
+// valuesLine has a node's labels, their probabilities, or its numbers.
+type valuesLine struct {
+	Node   int64     `json:"node"`
+	Values []float32 `json:"values"`
+	Name   string    `json:"name,omitempty"`
 }
 
 // predictLine is the result of predict.

@@ -17,6 +17,7 @@ import (
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	figures "helios/internal/metrics"
+	"helios/internal/testing/datasettest"
 	"helios/sched/checkpoint"
 )
 
@@ -292,6 +293,66 @@ func readTable(t *testing.T, path string) (rows [][]string) {
 		rows = append(rows, row)
 	}
 	return rows
+}
+
+// A model of several labels gives the probability of each, one of numbers these; a dataset of them
+// trains, is judged and comes from files like one of classes.
+func TestPredictLabelsAndNumbers(t *testing.T) {
+	isolate(t)
+	const nodes = 200
+	arrays := map[string]datasettest.Arr{}
+	var features, numbers []float32
+	var labels []uint8
+	var ends [2][]int64
+	for v := range int64(nodes) {
+		x := float32(v%7) - 3
+		features = append(features, x, float32(v%3))
+		numbers = append(numbers, 1000+10*x)
+		labels = append(labels, uint8(v%7/4), uint8(v%3/2))
+		ends[0], ends[1] = append(ends[0], v), append(ends[1], (v+1)%nodes)
+	}
+	arrays["features"] = datasettest.Arr{DT: "<f4", Shape: []int64{nodes, 2}, Data: features}
+	arrays["edge_index"] = datasettest.Arr{DT: "<i8", Shape: []int64{2, nodes},
+		Data: append(ends[0], ends[1]...)}
+	for target, y := range map[string]datasettest.Arr{
+		"multi-label": {DT: "|u1", Shape: []int64{nodes, 2}, Data: labels},
+		"regression":  {DT: "<f4", Shape: []int64{nodes}, Data: numbers},
+	} {
+		arrays["labels"] = y
+		ok(t, "import", "npy", "--in", datasettest.WriteDir(t, arrays), "--out", target,
+			"--target", target)
+		ok(t, "bind-ssds", "--proxy", target+"-a.img,"+target+"-b.img", "--size", "8MiB")
+		ok(t, "load", target)
+		ok(t, "verify", target)
+		train := ok(t, "train", target, "--mode", "helios", "--hidden", "12", "--epochs", "30",
+			"--batch-size", "32", "--lr", "0.02", "--checkpoint", target+"-run")
+		eval := ok(t, "eval", target, "--checkpoint", target+"-run")
+		predict := []string{"predict", target, "--checkpoint", target + "-run", "--scores",
+			target + "-s.npy", "--csv", target + ".csv"}
+		if target == "multi-label" {
+			ok(t, append(predict, "--proba", "p.npy")...)
+			scores, proba := readMatrix(t, target+"-s.npy"), readMatrix(t, "p.npy")
+			for i, z := range scores.v {
+				require.InDelta(t, 1/(1+math.Exp(-z)), proba.v[i], 1e-6)
+			}
+			require.Contains(t, readFile(t, target+".csv"), "node,probability 0,probability 1\n0,")
+			require.Contains(t, train+eval, "f1-micro")
+			ok(t, "unbind-ssds", "--delete")
+			continue
+		}
+		ok(t, predict...)
+		got := readMatrix(t, target+"-s.npy")
+		for i, x := range got.v {
+			require.InDelta(t, numbers[i], x, 15, "node %d", i)
+		}
+		require.Contains(t, readFile(t, target+".csv"), "node,number 0\n0,")
+		require.Contains(t, train, "test  ")
+		require.Contains(t, eval, "rmse")
+		require.NotContains(t, train+eval, "accuracy")
+		fails(t, hc(t, "predict", target, "--checkpoint", target+"-run", "--proba", "q.npy"), 2,
+			"predict", "numbers, which have no probabilities")
+		ok(t, "unbind-ssds", "--delete")
+	}
 }
 
 // A matrix of no nodes is one that NumPy reads.

@@ -671,10 +671,15 @@ func hopEdges(b *sched.Loaded) []int64 {
 // tensors are those of docs/reference/protocol.md.
 func (l *servedLoader) tensors(b *sched.Loaded) []serve.Tensor {
 	rows := int64(len(b.Nodes))
-	all := []serve.Tensor{l.rows(b, rows), serve.Of("n_id", "int64", b.Nodes), {Name: "y", DType: "int64",
-		Shape: []int64{int64(len(b.Labels))}, Bytes: int64(len(b.Labels)) * 8, Put: func(to []byte) {
+	y := serve.Tensor{Name: "y", DType: "int64", Shape: []int64{int64(len(b.Labels))},
+		Bytes: int64(len(b.Labels)) * 8, Put: func(to []byte) {
 			widen(hostmem.View[int64](to), b.Labels)
-		}}}
+		}}
+	if b.Targets != nil {
+		y = serve.Of("y", "float32", b.Targets)
+		y.Shape = []int64{int64(len(b.Targets) / b.Columns), int64(b.Columns)}
+	}
+	all := []serve.Tensor{l.rows(b, rows), serve.Of("n_id", "int64", b.Nodes), y}
 	edges := int64(0) // that edge_index has
 	for _, n := range hopEdges(b) {
 		edges += n

@@ -22,6 +22,7 @@ import (
 	"helios/internal/units"
 	"helios/sched"
 	"helios/sched/plan"
+	"helios/sched/prepare"
 	"helios/sched/report"
 )
 
@@ -132,7 +133,12 @@ func (t *trainer) train(ctx context.Context) (err error) {
 		return err
 	}
 
+	target := prepare.TargetOf(s.Dataset)
+	if a.cfg, err = a.cfg.ForTarget(target); err != nil {
+		return err
+	}
 	w := newWatch(t)
+	w.numbers = target == figures.Numbers
 	obs := w.observer()
 	obs.Epoch = func(r report.EpochResult) {
 		w.ended(r)
@@ -148,6 +154,7 @@ func (t *trainer) train(ctx context.Context) (err error) {
 			return err
 		}
 		defer closing(&err, m.close)
+		m.numbers = w.numbers
 		e.ui.Note("metrics for Prometheus: http://%s/metrics", m.addr)
 		obs = m.watch(obs)
 	}
@@ -181,8 +188,12 @@ func (t *trainer) showEpoch(r *report.EpochResult) {
 		t.cfg.WithDefaults().ScheduleSettings != usual {
 		val += fmt.Sprintf(", lr %.3g, gradient norm %.3g", r.LR, *r.GradNorm)
 	}
-	t.env.ui.Printf("epoch %d: loss %.4f, train %.2f%%%s, %.2f s; %s", r.Epoch, r.Loss,
-		100*r.TrainAcc, val, r.Seconds, tierLine(*r))
+	train := ""
+	if r.TrainAcc != nil {
+		train = fmt.Sprintf(", train %.2f%%", 100**r.TrainAcc)
+	}
+	t.env.ui.Printf("epoch %d: loss %.4f%s%s, %.2f s; %s", r.Epoch, r.Loss, train, val, r.Seconds,
+		tierLine(*r))
 }
 
 // openRun looks after what the run leaves before any work is done: its checkpoint folder and
@@ -519,6 +530,11 @@ func showResult(e *env, r *report.Result, w *watch) {
 		rows = append(rows,
 			[]string{"test accuracy", fmt.Sprintf("%.2f%% (at epoch %d, the best in validation%s)",
 				100**r.TestAcc, r.BestEpoch, byMetric(r.Metric))})
+	}
+	if r.TestAcc == nil && r.TestMetrics != nil {
+		rows = append(rows, []string{"test",
+			fmt.Sprintf("%d nodes (at epoch %d, the best in validation%s)", r.TestMetrics.Nodes,
+				r.BestEpoch, byMetric(r.Metric))})
 	}
 	rows = append(rows, metricRows(r.TestMetrics, nil)...)
 	if seconds > 0 {

@@ -20,6 +20,7 @@ type watch struct {
 	pass             string // that was last heard of
 	now              report.Partial
 	losses           []float64 // of the epochs that ended
+	numbers          bool      // are learnt: no seed is right or wrong
 	trained, beside  traffic   // of passes that ended, by kind
 	lately           traffic   // as of a while ago
 	at               time.Time // when that was
@@ -99,8 +100,10 @@ func (w *watch) view(took, left time.Duration) [][]string {
 	}
 	rows := [][]string{{cmp.Or(w.cfg.Mode, "train"), head}}
 	if p.Counted > 0 {
-		loss := fmt.Sprintf("%.4f, accuracy %.2f%%", p.LossSum/float64(p.Counted),
-			100*float64(p.Correct)/float64(p.Counted))
+		loss := fmt.Sprintf("%.4f", p.Loss())
+		if !w.numbers {
+			loss += fmt.Sprintf(", accuracy %.2f%%", 100*float64(p.Correct)/float64(p.Counted))
+		}
 		if n := len(w.losses); n > 0 {
 			loss += "; epochs before " + ui.Spark(w.losses[max(n-20, 0):])
 		}

@@ -35,16 +35,19 @@ func (k *counts) add(label, predicted int) {
 }
 
 // over returns a share; nil where of is 0.
-func over(part, of int64) *float64 {
+func over(part, of int64) *float64 { return ratio(float64(part), float64(of)) }
+
+// ratio returns a quotient; nil where of is 0.
+func ratio(part, of float64) *float64 {
 	if of == 0 {
 		return nil
 	}
-	x := float64(part) / float64(of)
+	x := part / of
 	return &x
 }
 
 func (k *counts) report() *Report {
-	r := &Report{Summary: Summary{Nodes: k.nodes, Accuracy: float64(k.right) / float64(k.nodes)},
+	r := &Report{Summary: Summary{Nodes: k.nodes, Accuracy: over(k.right, k.nodes)},
 		Confusion: k.confusion}
 	r.F1Micro = r.Accuracy
 	var recall, f1 mean
@@ -56,7 +59,7 @@ func (k *counts) report() *Report {
 		f1.add(x.F1)
 		r.Classes = append(r.Classes, x)
 	}
-	r.BalancedAccuracy, r.F1Macro = *recall.value(), *f1.value()
+	r.BalancedAccuracy, r.F1Macro = recall.value(), f1.value()
 	return r
 }
 

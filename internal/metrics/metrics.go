@@ -1,9 +1,20 @@
-// Package metrics judges a classifier by its scores. Every figure is a function of the nodes, in
+// Package metrics judges a model by its outputs. Every figure is a function of the nodes, in
 // their order: neither mini-batches nor ranks change a bit of it. A figure that the data does not
 // define is absent.
 package metrics
 
 import "math"
+
+// Judge holds a model's outputs for some nodes, each in its place, against their targets. Each
+// Target has one.
+type Judge interface {
+	// Set takes the outputs of node i.
+	Set(i int, outputs []float32)
+	// Parts are slices with what Set has left of nodes from to to-1, for others to fill in.
+	Parts(from, to int) []any
+	// Report returns the figures; nil where no node has a target.
+	Report() *Report
+}
 
 // Scores are a classifier's outputs for some nodes, each in its place.
 type Scores struct {
@@ -43,35 +54,54 @@ func (s *Scores) Set(i int, logits []float32) {
 	}
 }
 
-// Summary has the figures of all classes together. Means over classes ("macro") weigh each class
-// alike.
+// Parts implements Judge.
+func (s *Scores) Parts(from, to int) []any {
+	all := []any{s.Predicted[from:to], s.Loss[from:to], s.Confidence[from:to]}
+	if s.Proba != nil {
+		all = append(all, s.Proba[from*s.Classes:to*s.Classes])
+	}
+	return all
+}
+
+// Summary has the figures of all classes, labels or numbers together. Means over classes ("macro")
+// weigh each class alike. Each figure is absent where the task has none of the kind.
 type Summary struct {
-	Nodes    int64   `json:"nodes"` // that have a label
-	Accuracy float64 `json:"accuracy"`
+	Nodes int64 `json:"nodes"` // that have a target
+	// Accuracy is the share of nodes that are right; of several labels, in all of them.
+	Accuracy *float64 `json:"accuracy,omitempty"`
 	// BalancedAccuracy is the mean recall of the classes that the nodes have.
-	BalancedAccuracy float64 `json:"balanced_accuracy"`
+	BalancedAccuracy *float64 `json:"balanced_accuracy,omitempty"`
 	// F1Micro counts all classes together: with one class a node it is the accuracy.
-	F1Micro float64 `json:"f1_micro"`
+	F1Micro *float64 `json:"f1_micro,omitempty"`
 	// F1Macro is the mean over the classes that are a label or a prediction of some node.
-	F1Macro float64 `json:"f1_macro"`
+	F1Macro *float64 `json:"f1_macro,omitempty"`
 	// ROCAUC is the area under the ROC curve, AveragePrecision that under the steps of precision by
-	// recall. Of two classes they are those of class 1, of more the mean over the classes, each
-	// against all others. A class without positive nodes has neither, one without negative nodes no
-	// area under the ROC curve. Absent where no class has it, or probabilities were not kept.
+	// recall. Of two classes they are those of class 1, of more, and of labels, the mean over them,
+	// each against all others. A class without positive nodes has neither, one without negative
+	// nodes no area under the ROC curve. Absent where no class has it, or probabilities were not
+	// kept.
 	ROCAUC           *float64 `json:"roc_auc,omitempty"`
 	AveragePrecision *float64 `json:"average_precision,omitempty"`
-	// LogLoss is the mean of -ln(probability of the label).
-	LogLoss float64 `json:"log_loss"`
+	// LogLoss is the mean of -ln(probability of the label); of several, over all that are known.
+	LogLoss *float64 `json:"log_loss,omitempty"`
 	// CalibrationError is the mean distance between confidence and accuracy over 15 bins of equal
 	// width (Guo et al., ICML 2017, equation 3).
-	CalibrationError float64 `json:"calibration_error"`
+	CalibrationError *float64 `json:"calibration_error,omitempty"`
+	// RMSE, MAE and R2 are the root of the mean squared error, the mean absolute error and the
+	// share of the variance that is explained: of several numbers, the mean over them. R2 is absent
+	// where no number varies.
+	RMSE *float64 `json:"rmse,omitempty"`
+	MAE  *float64 `json:"mae,omitempty"`
+	R2   *float64 `json:"r2,omitempty"`
 }
 
 // Report has all figures of a set of nodes.
 type Report struct {
 	Summary
-	// Classes are the figures of each class against all others.
-	Classes []Class `json:"classes"`
+	// Classes are the figures of each class against all others, or of each label.
+	Classes []Class `json:"classes,omitempty"`
+	// Numbers are the figures of each number.
+	Numbers []NumberFigures `json:"numbers,omitempty"`
 	// Confusion counts nodes by label and prediction; absent with more than MaxConfusion classes.
 	Confusion [][]int64 `json:"confusion,omitempty"`
 	// Curves are those of class 1 of two, or of each of up to MaxCurves classes; absent where areas
@@ -122,7 +152,7 @@ func (s *Scores) Report() *Report {
 		return nil
 	}
 	r := k.report()
-	r.LogLoss, r.CalibrationError = loss/float64(k.nodes), bins.err(k.nodes)
+	r.LogLoss, r.CalibrationError = ratio(loss, float64(k.nodes)), ratio(bins.err(k.nodes), 1)
 	if s.Proba != nil {
 		r.rank(s)
 	}

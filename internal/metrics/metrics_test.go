@@ -144,12 +144,12 @@ func checkDefinitions(t *testing.T, s *outputs) {
 			bins[b].right += 1 / float64(n)
 		}
 	}
-	require.InDelta(t, loss, got.LogLoss, 1e-9)
+	require.InDelta(t, loss, *got.LogLoss, 1e-9)
 	ece := 0.0
 	for _, b := range bins {
 		ece += math.Abs(b.right - b.confidence)
 	}
-	require.InDelta(t, ece, got.CalibrationError, 1e-6)
+	require.InDelta(t, ece, *got.CalibrationError, 1e-6)
 	var recall, f1, auc, ap mean
 	right := int64(0)
 	for c := range s.Classes {
@@ -188,9 +188,9 @@ func checkDefinitions(t *testing.T, s *outputs) {
 		auc.add(x.ROCAUC)
 		ap.add(x.AveragePrecision)
 	}
-	require.Equal(t, float64(right)/float64(n), got.Accuracy)
-	same(t, recall.value(), &got.BalancedAccuracy, "balanced accuracy")
-	same(t, f1.value(), &got.F1Macro, "macro F1")
+	require.Equal(t, float64(right)/float64(n), *got.Accuracy)
+	same(t, recall.value(), got.BalancedAccuracy, "balanced accuracy")
+	same(t, f1.value(), got.F1Macro, "macro F1")
 	if s.Classes == 2 {
 		same(t, got.Classes[1].ROCAUC, got.ROCAUC, "ROC AUC of class 1")
 		same(t, got.Classes[1].AveragePrecision, got.AveragePrecision, "average precision of class 1")
@@ -215,7 +215,8 @@ func TestDefined(t *testing.T) {
 			got := o.scores(keep).Report()
 			for _, m := range All {
 				want := got != nil && m.Of(&got.Summary) != nil
-				require.Equal(t, want, m.Defined(o.Classes, o.Labels, keep), "%s of %v", m.Name, o)
+				require.Equal(t, want, m.Defined(NewScores(o.Classes, o.Labels, keep)),
+					"%s of %v", m.Name, o)
 				if !want {
 					absent++
 				}
@@ -234,7 +235,7 @@ func TestBinary(t *testing.T) {
 	r := Of(s)
 	require.InDelta(t, 2.0/3, *r.ROCAUC, 1e-12)
 	require.InDelta(t, 0.7, *r.AveragePrecision, 1e-12)
-	require.InDelta(t, 4.0/6, r.Accuracy, 1e-12)
+	require.InDelta(t, 4.0/6, *r.Accuracy, 1e-12)
 	require.Equal(t, [][]int64{{3, 0}, {2, 1}}, r.Confusion)
 	require.Equal(t, int64(3), r.Classes[1].Nodes)
 }
@@ -247,7 +248,7 @@ func TestUndefined(t *testing.T) {
 	require.Equal(t, 1.0, *r.AveragePrecision)
 	require.Nil(t, r.Classes[0].Precision)
 	require.Nil(t, r.Classes[0].F1)
-	require.Equal(t, 1.0, r.F1Macro, "of the class that there is")
+	require.Equal(t, 1.0, *r.F1Macro, "of the class that there is")
 }
 
 // Large logits neither overflow nor leave a probability above 1.

@@ -10,30 +10,46 @@ type Metric struct {
 	Name  string
 	Lower bool // a lower figure is better
 	// Of returns the figure of a report; nil where the nodes do not define it.
-	Of func(*Summary) *float64
+	Of  func(*Summary) *float64
+	For []Target // that have it
 }
 
-// All lists the metrics, the default first.
+var (
+	ofClasses = []Target{Classes}
+	ofBoth    = []Target{Classes, Labels}
+	ofNumbers = []Target{Numbers}
+)
+
+// All lists the metrics, the default of classes first.
 var All = []Metric{
-	{"accuracy", false, func(s *Summary) *float64 { return &s.Accuracy }},
-	{"balanced-accuracy", false, func(s *Summary) *float64 { return &s.BalancedAccuracy }},
-	{"f1-micro", false, func(s *Summary) *float64 { return &s.F1Micro }},
-	{"f1-macro", false, func(s *Summary) *float64 { return &s.F1Macro }},
-	{"roc-auc", false, func(s *Summary) *float64 { return s.ROCAUC }},
-	{"average-precision", false, func(s *Summary) *float64 { return s.AveragePrecision }},
-	{"log-loss", true, func(s *Summary) *float64 { return &s.LogLoss }},
-	{"calibration-error", true, func(s *Summary) *float64 { return &s.CalibrationError }},
+	{"accuracy", false, func(s *Summary) *float64 { return s.Accuracy }, ofBoth},
+	{"balanced-accuracy", false, func(s *Summary) *float64 { return s.BalancedAccuracy },
+		ofClasses},
+	{"f1-micro", false, func(s *Summary) *float64 { return s.F1Micro }, ofBoth},
+	{"f1-macro", false, func(s *Summary) *float64 { return s.F1Macro }, ofBoth},
+	{"roc-auc", false, func(s *Summary) *float64 { return s.ROCAUC }, ofBoth},
+	{"average-precision", false, func(s *Summary) *float64 { return s.AveragePrecision }, ofBoth},
+	{"log-loss", true, func(s *Summary) *float64 { return s.LogLoss }, ofBoth},
+	{"calibration-error", true, func(s *Summary) *float64 { return s.CalibrationError }, ofClasses},
+	{"rmse", true, func(s *Summary) *float64 { return s.RMSE }, ofNumbers},
+	{"mae", true, func(s *Summary) *float64 { return s.MAE }, ofNumbers},
+	{"r2", false, func(s *Summary) *float64 { return s.R2 }, ofNumbers},
 }
 
 // Names returns the names of all metrics.
-func Names() (names []string) {
+func Names() []string { return NamesFor("") }
+
+// NamesFor returns the names of those that a target has; "" has all.
+func NamesFor(t Target) (names []string) {
 	for _, m := range All {
-		names = append(names, m.Name)
+		if t == "" || slices.Contains(m.For, t) {
+			names = append(names, m.Name)
+		}
 	}
 	return names
 }
 
-// Find returns the metric of a name; the default where there is none.
+// Find returns the metric of a name; the default of classes where there is none.
 func Find(name string) Metric {
 	for _, m := range All {
 		if m.Name == name {
@@ -43,15 +59,14 @@ func Find(name string) Metric {
 	return All[0]
 }
 
-// Defined reports whether nodes with these labels define the metric. keep is that of NewScores.
-func (m Metric) Defined(classes int, labels []int32, keep bool) bool {
-	var two []int32 // nodes of two classes define all that more nodes do
-	for _, y := range labels {
-		if y >= 0 && len(two) < 2 && !slices.Contains(two, y) {
-			two = append(two, y)
-		}
-	}
-	r := NewScores(classes, two, keep).Report()
+// Default returns the name of the metric that chooses epochs where none is named.
+func (t Target) Default() string {
+	return map[Target]string{Classes: "accuracy", Labels: "f1-micro", Numbers: "rmse"}[t]
+}
+
+// Defined reports whether the nodes of a judge define the metric, whatever the outputs are.
+func (m Metric) Defined(j Judge) bool {
+	r := j.Report()
 	return r != nil && m.Of(&r.Summary) != nil
 }
 

@@ -175,6 +175,7 @@ def parse(
             weights = array(f"weights.{h}", "float32", (None,))
         blocks.append(Block(num_dst, num_src, indptr, src, weights))
     x = array("x", "", (rows, None))
+    classes = "y" not in arrays or arrays["y"][1] != "float32"
     batch = Batch(
         epoch=message["epoch"],
         index=message["index"],
@@ -182,7 +183,11 @@ def parse(
         hop_end=hop_end,
         n_id=array("n_id", "int64", (rows,)),
         x=x,
-        y=array("y", "int64", (rows if all_labels else seeds,)),
+        y=(
+            array("y", "int64", (rows if all_labels else seeds,))
+            if classes
+            else array("y", "float32", (rows if all_labels else seeds, None))
+        ),
         edge_index=array("edge_index", "int64", (2, None)),
         blocks=blocks,
         num_sampled_edges=counted,

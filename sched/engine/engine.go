@@ -270,7 +270,7 @@ func (e *Engine) NewSlot() (s *Slot, err error) {
 		return nil, err
 	}
 	e.OnClose(s.Batch.Close)
-	if s.Labels, err = e.Device.Alloc(cuda.MemPinned, int64(e.Config.Batch)*4,
+	if s.Labels, err = e.Device.Alloc(cuda.MemPinned, e.Targets.Bytes(e.Config.Batch),
 		"labels"); err != nil {
 		return nil, err
 	}

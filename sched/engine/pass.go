@@ -87,6 +87,7 @@ func (p *Pass) PlaceOf(i int, own cuda.Growable) cuda.Growable {
 type Outcome struct {
 	Loss             float64
 	Correct, Counted int64
+	Mass             float64 // Loss is the mean by this; 0: by Counted
 	// Elsewhere is time of the step in which T had nothing for workers: other processes had.
 	Elsewhere time.Duration
 }
@@ -98,7 +99,12 @@ func (o Outcome) Finite() bool { return !math.IsNaN(o.Loss) && !math.IsInf(o.Los
 func CountBatch(t *report.Partial, seeds int, out Outcome) {
 	t.Batches++
 	t.Seeds += int64(seeds)
-	t.LossSum += out.Loss * float64(out.Counted)
+	by := float64(out.Counted)
+	if out.Mass != 0 {
+		by = out.Mass
+	}
+	t.LossSum += out.Loss * by
+	t.Mass += out.Mass
 	t.Correct += out.Correct
 	t.Counted += out.Counted
 }

@@ -32,7 +32,7 @@ type Slot struct {
 	Batch    *graph.MiniBatch
 	Features cuda.Growable
 	Own      cuda.Growable // the engine's, where x may be a consumer's in its place
-	Labels   cuda.Buffer   // int32[batch], written by the CPU
+	Labels   cuda.Buffer   // of prepare.Targets.Write, by the CPU
 	Segments []Segment     // one per hop and one for the seeds
 	Used     int           // segments of this batch
 	Ready    cuda.Event    // the gathers are done
@@ -220,7 +220,7 @@ func (w operators) Begin(i int) (*Slot, error) {
 	if s.Own != nil {
 		s.Features = p.PlaceOf(i, s.Own)
 	}
-	e.WriteLabels(s.Seeds, s.Labels)
+	e.Targets.Write(s.Seeds, s.Labels.Bytes())
 	if err := w.take(); err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@
 package plan
 
 import (
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -101,6 +102,11 @@ type Config struct {
 
 	// The settings of these groups decide the parameters that come out.
 	gnn.ModelSettings
+	gnn.LossSettings
+	// ClassWeights and PosWeight are Balanced or a file's path, PosWeight also a number. A
+	// checkpoint keeps the weights that they give.
+	ClassWeights string `option:"class-weights" group:"Model" use:"input" words:"balanced" shown:"1 each" arg:"FILE" usage:"weights of the classes in the loss: balanced (all classes count alike in training), or a FILE of a number for each (.npy or text)"`
+	PosWeight    string `option:"pos-weight" group:"Model" use:"input" words:"balanced" shown:"1 each" arg:"WEIGHT" usage:"WEIGHT in {loss} bce of a label that is there: a number, balanced (by label, as heavy as all nodes without it), or a file of a number for each label"`
 	// Fanouts are the neighbours of each hop, one model layer per hop; -1 takes every neighbour.
 	Fanouts []int `option:"fanout" group:"Model" common:"yes" ints:"-1" shown:"10,10" print:"yes" arg:"F1,F2,…" usage:"neighbours sampled per hop F1,F2,…, the seeds' first; -1 takes all; one layer per hop"`
 	Batch   int   `option:"batch-size" group:"Model" common:"yes" positive:"yes" range:"1..16777216" print:"yes" usage:"seed nodes in a mini-batch"`
@@ -231,10 +237,49 @@ type EpochSettings struct {
 // SelectionSettings say which epoch is the best, and when there are enough.
 type SelectionSettings struct {
 	// Metric is the name of one of package metrics.
-	Metric string `option:"metric" group:"Run" common:"yes" use:"setting" oneof:"@metrics" print:"yes" omit:"accuracy" usage:"figure of validation that chooses the best epoch"`
+	Metric string `option:"metric" group:"Run" common:"yes" use:"setting" oneof:"@metrics" shown:"accuracy of classes, f1-micro of labels, rmse of numbers" print:"yes" omit:"accuracy" usage:"figure of validation that chooses the best epoch"`
 	// Patience is 0 where all epochs train.
 	Patience int     `option:"patience" group:"Run" common:"yes" positive:"yes" range:"1..1048576" shown:"all epochs train" arg:"N" usage:"stop after N epochs one after the other in which {metric} was not better than before"`
 	MinDelta float64 `option:"min-delta" group:"Run" range:"0.." usage:"by how much it has to be better for {patience}"`
+}
+
+// Balanced as Config.ClassWeights or PosWeight: by how many training nodes have each.
+const Balanced = "balanced"
+
+// ForTarget settles what depends on the targets of the dataset, and refuses what neither learns nor
+// judges them.
+func (c Config) ForTarget(t metrics.Target) (Config, error) {
+	own, err := gnn.LossFor(t, "")
+	if err == nil {
+		_, err = gnn.LossFor(t, c.Loss)
+	}
+	if err != nil {
+		return c, err
+	}
+	if c.Loss == own {
+		c.Loss = ""
+	}
+	OrText(&c.Metric, t.Default())
+	for _, wrong := range []struct {
+		key  errs.Key
+		text string
+		why  string
+		bad  bool
+	}{
+		{"metric", c.Metric, "choose one of " + strings.Join(metrics.NamesFor(t), ", "),
+			!slices.Contains(metrics.NamesFor(t), c.Metric)},
+		{"class-weights", c.ClassWeights, "leave it out",
+			c.ClassWeights != "" && t != metrics.Classes},
+		{"pos-weight", c.PosWeight, "leave it out", c.PosWeight != "" && t != metrics.Labels},
+		{"label-smoothing", fmt.Sprint(c.LabelSmoothing), "leave it out",
+			c.LabelSmoothing != 0 && t == metrics.Numbers},
+	} {
+		if wrong.bad {
+			return c, errs.New(errs.Usage, "%v %s is not for %s, which the dataset's targets are; %s",
+				wrong.key, wrong.text, t.Plural(), wrong.why)
+		}
+	}
+	return c, nil
 }
 
 // SMBudget is the most thread blocks that each operator's stream runs at once; 0 = all.
@@ -301,7 +346,6 @@ func (c *Config) fillCommon() {
 	OrNumber(&c.BatchDependency, 1)
 	OrText(&c.Topology, TopologyMemory)
 	OrText(&c.Tune, TuneOff)
-	OrText(&c.Metric, metrics.All[0].Name)
 	OrText(&c.MemoryRung, gpuio.RungAuto)
 	OrText(&c.Precision, cuda.FP32.String())
 	OrText(&c.BLAS, BLASOff)
@@ -521,7 +565,7 @@ func (c Config) checkSelection() error {
 	case c.NoEval && c.Patience > 0:
 		return errs.New(errs.Usage, "%v %d looks at validation, and %v skips it; leave one out",
 			errs.Key("patience"), c.Patience, errs.Key("no-eval"))
-	case c.NoEval && c.Metric != metrics.All[0].Name:
+	case c.NoEval && c.Metric != "" && c.Metric != metrics.All[0].Name:
 		return errs.New(errs.Usage, "%v %s is of validation, and %v skips it; leave one out",
 			errs.Key("metric"), c.Metric, errs.Key("no-eval"))
 	case c.MinDelta > 0 && c.Patience == 0:

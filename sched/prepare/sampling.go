@@ -52,7 +52,7 @@ type Sampling struct {
 	schema   *graph.Schema // nil: one type, one relation
 	Topology *graph.Topology
 	dtopo    *graph.DeviceTopology
-	labels   []int32
+	Targets  *Targets
 	Sampler  *graph.Sampler
 	Stream   cuda.Stream
 
@@ -122,7 +122,7 @@ func (s *Sampling) Open(ctx context.Context) (err error) {
 	if err := s.OpenTopology(ctx); err != nil {
 		return err
 	}
-	if s.labels, err = s.In.Dataset.Labels(); err != nil {
+	if s.Targets, err = ReadTargets(s.In.Dataset); err != nil {
 		return err
 	}
 	if s.Stream, err = s.Device.NewStream(s.Config.Operators(true).StreamOptions(
@@ -306,33 +306,6 @@ func (f *Frontier) add(mb *graph.MiniBatch) {
 	for i := range mb.Blocks {
 		f.Edges[i] = max(f.Edges[i], mb.Blocks[i].NumEdges)
 	}
-}
-
-// WriteLabels writes the labels of seeds.
-func (s *Sampling) WriteLabels(seeds []int64, to cuda.Buffer) {
-	dst := hostmem.View[int32](to.Bytes())
-	for k, v := range seeds {
-		dst[k] = s.labels[v]
-	}
-}
-
-// LabelsOf returns the labels of nodes, in into where they fit; -1: none.
-func (s *Sampling) LabelsOf(into []int32, nodes []int64) []int32 {
-	into = slices.Grow(into[:0], len(nodes))[:len(nodes)]
-	for k, v := range nodes {
-		into[k] = s.labels[v]
-	}
-	return into
-}
-
-// CountLabels returns how many seeds have a label.
-func (s *Sampling) CountLabels(seeds []int64) (n int64) {
-	for _, v := range seeds {
-		if s.labels[v] >= 0 {
-			n++
-		}
-	}
-	return n
 }
 
 // OnGPU reports whether the device's memory is its own, not the CPU's.

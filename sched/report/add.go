@@ -35,6 +35,7 @@ func (p Partial) Since(base Partial) Partial {
 		p.Clipped-base.Clipped
 	p.LossSum, p.Correct, p.Counted = p.LossSum-base.LossSum, p.Correct-base.Correct,
 		p.Counted-base.Counted
+	p.Mass -= base.Mass
 	return p
 }
 

@@ -4,16 +4,17 @@ import "helios/internal/metrics"
 
 // EvalResult is the line that "eval --json" prints.
 type EvalResult struct {
-	Mode       string  `json:"mode"`
-	Model      string  `json:"model"`
-	Dataset    string  `json:"dataset"`
-	Checkpoint string  `json:"checkpoint"`
-	Epoch      int     `json:"epoch"` // whose parameters were used, from 1
-	Split      string  `json:"split"`
-	Fanouts    []int   `json:"fanout"`
-	Nodes      int64   `json:"nodes"`
-	Accuracy   float64 `json:"accuracy"`
-	Loss       float64 `json:"loss"`
+	Mode       string `json:"mode"`
+	Model      string `json:"model"`
+	Dataset    string `json:"dataset"`
+	Checkpoint string `json:"checkpoint"`
+	Epoch      int    `json:"epoch"` // whose parameters were used, from 1
+	Split      string `json:"split"`
+	Fanouts    []int  `json:"fanout"`
+	Nodes      int64  `json:"nodes"`
+	// Accuracy is null where the task is of numbers.
+	Accuracy *float64 `json:"accuracy"`
+	Loss     float64  `json:"loss"`
 	// Metrics are absent where no node has a label.
 	Metrics         *metrics.Report `json:"metrics,omitempty"`
 	Seconds         float64         `json:"seconds"`
@@ -48,10 +49,10 @@ type Outputs struct{ Embeddings, Logits bool }
 // Prediction is one batch of Predict's output. The slices are valid during the call.
 type Prediction struct {
 	Nodes   []int64
-	Classes []int32 // the most likely class of each node
+	Classes []int32 // the most likely class of each node; nil where the task is of no class
 	// len(Nodes) × Dim: activations of the last hidden layer (logits, if there is none)
 	Embeddings []float32
 	Dim        int
-	// len(Nodes) × classes: outputs before the softmax
+	// len(Nodes) × outputs: before the softmax or sigmoid, or numbers in the unit of the targets
 	Logits []float32
 }

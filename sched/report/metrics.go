@@ -78,9 +78,9 @@ func (s *StageSeconds) AddTimes(o StageSeconds, sign float64) {
 type EpochResult struct {
 	Epoch    int      `json:"epoch"` // from 1
 	Seconds  float64  `json:"seconds"`
-	Loss     float64  `json:"loss"` // mean over the seeds that have a label
-	TrainAcc float64  `json:"train_acc"`
-	ValAcc   *float64 `json:"val_acc"` // null without validation
+	Loss     float64  `json:"loss"`      // mean over the seeds that have a label
+	TrainAcc *float64 `json:"train_acc"` // null where the task is of numbers
+	ValAcc   *float64 `json:"val_acc"`   // null without validation, and of numbers
 	// ValLoss is the mean loss over the labelled nodes of validation.
 	ValLoss    *float64 `json:"val_loss,omitempty"`
 	ValSeconds float64  `json:"val_seconds"`
@@ -232,7 +232,9 @@ func (o Observer) TellNote(format string, args ...any) {
 type Partial struct {
 	Seconds float64 `json:"seconds"`
 	Waited  float64 `json:"waited"`
-	LossSum float64 `json:"loss_sum"` // sum over batches of mean loss * labelled seeds
+	LossSum float64 `json:"loss_sum"` // sum over batches of mean loss * labelled seeds, or * mass
+	// Mass is the number that the losses are means by; 0: Counted.
+	Mass    float64 `json:"mass,omitempty"`
 	Correct int64   `json:"correct"`
 	Counted int64   `json:"counted"`
 	Batches int     `json:"batches"`
@@ -298,6 +300,14 @@ func (r *EpochResult) coverSeconds() float64 {
 	return 1 - r.Seconds/s.Sum()
 }
 
+// Loss is the mean loss so far; some seed must have a target.
+func (p *Partial) Loss() float64 {
+	if p.Mass != 0 {
+		return p.LossSum / p.Mass
+	}
+	return p.LossSum / float64(p.Counted)
+}
+
 // Result turns the sums into an epoch's line. epoch counts from 0.
 func (p Partial) Result(epoch int, rowBytes int64) EpochResult {
 	r := EpochResult{
@@ -305,7 +315,7 @@ func (p Partial) Result(epoch int, rowBytes int64) EpochResult {
 		RowsGPU: p.RowsGPU, RowsCPU: p.RowsCPU, RowsSSD: p.RowsSSD,
 		RowsChunk: p.RowsChunk,
 		BytesSSD:  p.BytesSSD, SSDCommands: p.Commands, Retries: p.Retries, Timeouts: p.Timeouts,
-		StageSeconds: p.Stages, TopologyReads: p.TopologyReads,
+		StageSeconds: p.Stages, TopologyReads: p.TopologyReads, TrainAcc: new(float64),
 		LR: p.LR, GradNorm: p.GradNorm(), GradNormMax: p.NormMax, Clipped: p.Clipped,
 	}
 	r.LinesInserted, r.LinesEvicted, r.LinesBypassed, r.ReadGroups = p.Inserted, p.Evicted,
@@ -317,8 +327,8 @@ func (p Partial) Result(epoch int, rowBytes int64) EpochResult {
 		r.HitRatio = float64(hits) / float64(hits+r.RowsSSD)
 	}
 	if p.Counted > 0 {
-		r.Loss = p.LossSum / float64(p.Counted)
-		r.TrainAcc = float64(p.Correct) / float64(p.Counted)
+		r.Loss = p.Loss()
+		*r.TrainAcc = float64(p.Correct) / float64(p.Counted)
 	}
 	if p.RowsSSD > 0 {
 		r.ReadAmplification = float64(p.BytesSSD) / float64(p.RowsSSD*rowBytes)

@@ -16,7 +16,7 @@ func TestEpochFigures(t *testing.T) {
 	r := p.Result(4, 128)
 	require.Equal(t, 5, r.Epoch)
 	require.Equal(t, 3.0, r.Loss)
-	require.Equal(t, 0.5, r.TrainAcc)
+	require.Equal(t, 0.5, *r.TrainAcc)
 	require.Equal(t, 4.0, r.ReadAmplification)
 	require.Equal(t, 0.25, r.Stall)
 	require.Equal(t, 6.0, r.SeedsPerSecond)

@@ -36,7 +36,7 @@ func (t *Tiers) openParts(ctx context.Context) (err error) {
 	if t.split, err = prepare.TrainSplit(t.Engine.In); err != nil {
 		return err
 	}
-	t.labels = t.Engine.LabelsOf(t.split)
+	t.labels = t.Engine.Targets.Classes(t.split)
 	if t.parts, err = t.makeParts(ctx); err != nil {
 		if stopped := prepare.Interrupted(ctx); stopped != nil {
 			return stopped

@@ -98,7 +98,7 @@ func (t *simulation) Open(ctx context.Context, b plan.TierSizes) (err error) {
 	if t.split, err = prepare.TrainSplit(v.In); err != nil {
 		return err
 	}
-	t.labels = v.LabelsOf(t.split)
+	t.labels = v.Targets.Classes(t.split)
 	if err := t.planParts(ctx); err != nil {
 		return err
 	}
