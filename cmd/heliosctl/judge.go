@@ -26,8 +26,8 @@ func metricRows(r *figures.Report, names []string) [][]string {
 	for _, n := range r.Numbers {
 		if len(r.Numbers) > 1 && len(r.Numbers) <= maxClassRows {
 			rows = append(rows, []string{"number " + nameOf(names, n.Number),
-				fmt.Sprintf("rmse %s, mae %s, r2 %s of %d nodes", ratio(n.RMSE), ratio(n.MAE),
-					ratio(n.R2), n.Nodes)})
+				fmt.Sprintf("rmse %s, mae %s, r2 %s of %d nodes", figures.Text(n.RMSE), figures.Text(n.MAE),
+					figures.Text(n.R2), n.Nodes)})
 		}
 	}
 	if len(names) == 0 || len(r.Classes) > maxClassRows {
