@@ -81,7 +81,7 @@ func (c *ModelConfig) CheckSchema(typed bool) error {
 	if typed {
 		return errs.New(errs.Capability,
 			"model %s is for graphs without types, and this graph has types; use {model} %s",
-			arch.Name(), strings.Join(TypedArchs(), " or "))
+			arch.Name(), strings.Join(TypedArchs(), ", "))
 	}
 	return errs.New(errs.Capability,
 		"model %s is for typed graphs, and this graph has no types; use {model} %s", arch.Name(),
@@ -227,7 +227,7 @@ func (c *ModelSettings) LooplessDegrees() bool {
 
 func (c *ModelConfig) noAttention() error {
 	if c.Heads != 0 || c.OutHeads != 0 || c.AttentionDropout != 0 {
-		return errs.New(errs.Usage, "heads and attention dropout are options of models gat and rgat")
+		return errs.New(errs.Usage, "heads and attention dropout are options of model gat and rgat")
 	}
 	return nil
 }

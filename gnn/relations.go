@@ -5,9 +5,10 @@ import (
 	"helios/graph"
 )
 
-// This file has the parts that models of typed graphs share. A layer's block has the lists of all relations behind each
-// other, so one aggregation makes all means and one transpose serves the gradient by the input.
-// Products are by relation, over the rows of the relation's destination type: runs of the frontier.
+// This file has the parts that models of typed graphs share. A layer's block has the lists of all
+// relations behind each other, so one aggregation makes all means and one transpose serves the
+// gradient by the input. Products are by relation, over the rows of the relation's destination
+// type: runs of the frontier.
 
 // typeRun is rows of a layer's frontier that belong to one type.
 type typeRun struct {
@@ -136,8 +137,8 @@ func (s *step) relationMeansGrad(l, r int, runs []typeRun, dz, weight cuda.Devic
 	return nil
 }
 
-// relationInputGrad enqueues the gradient by the input h of layer l > 0, in its place, from those by
-// the means and, where own is set, those by the rows' own part, which own enqueues to dSelf.
+// relationInputGrad enqueues the gradient by the input h of layer l > 0, in its place, from those
+// by the means and, where own is set, those by the rows' own part, which own enqueues to dSelf.
 func (s *step) relationInputGrad(l int, h cuda.DevicePtr, own func(to cuda.DevicePtr) error) error {
 	b, stride := s.block(l), s.dims[l]
 	a := s.aggParams(l)
@@ -226,8 +227,8 @@ func (s *step) runBiasGrad(runs []typeRun, out int64, dz, to cuda.DevicePtr) err
 	return nil
 }
 
-// guessTypes has all nodes of a mini-batch be of the type with the most relations into it: it has no
-// more lists than that.
+// guessTypes has all nodes of a mini-batch be of the type with the most relations into it: it has
+// no more lists than that.
 func (c *ModelConfig) guessTypes(mb *graph.MiniBatch, hopEnd []int64) {
 	hub := 0
 	for t := range c.Schema.Types {

@@ -103,8 +103,8 @@ func (rsage) declare(n *network, l int, t *tensors) {
 	var roots, weights, biases []int64
 	for k, kind := range c.Schema.Types {
 		if in := c.typeWidth(l, k); c.rooted() {
-			roots = append(roots, t.add(fmt.Sprintf("layer%d.%s.self.weight", l, kind.Name), in, out,
-				glorot(in, out)))
+			name := fmt.Sprintf("layer%d.%s.self.weight", l, kind.Name)
+			roots = append(roots, t.add(name, in, out, glorot(in, out)))
 		}
 	}
 	for r, relation := range c.Schema.Relations {

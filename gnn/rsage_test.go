@@ -131,7 +131,8 @@ func TestTypedModelsEqualPyG(t *testing.T) {
 			}
 		}
 		for _, sms := range []int{1, 3} {
-			t.Run(fmt.Sprintf("%s %s %d %d %d", c.Model, c.Root, c.Bases, c.Dim, sms), func(t *testing.T) {
+			name := fmt.Sprintf("%s %s %d %d %d", c.Model, c.Root, c.Bases, c.Dim, sms)
+			t.Run(name, func(t *testing.T) {
 				g := typedRig(t, host(t, sms), topo, []int{-1, -1}, ref.Seeds, ref.Labels,
 					func(kind int, node int64, column int) float32 {
 						f := ref.Features[ref.Types[kind].Name]

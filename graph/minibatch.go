@@ -51,8 +51,9 @@ type MiniBatch struct {
 	HopEnd  []int64     // frontier size after hop h; HopEnd[0] = NumSeeds
 	Blocks  []Block     // Blocks[h] made by hop h
 	Degrees cuda.Buffer // uint32[HopEnd[last]] in-degree of each frontier node, when asked for
-	// Of a typed graph: the nodes of type t that hop h found (h-1; 0: the seeds) end at TypeEnd[h][t]
-	// of the frontier, and begin where those of the type before end. Nodes are numbers of the graph.
+	// Of a typed graph: the nodes of type t among the seeds (h = 0) or among those that hop h-1
+	// found end at TypeEnd[h][t] of the frontier, and begin where those of the type before end.
+	// Nodes are numbers of the graph.
 	TypeEnd [][]int64
 
 	members  []members // of a typed graph, by type, while it is sampled

@@ -90,8 +90,8 @@ func (g graphSpec) generate(t testing.TB) *dataset.Dataset {
 		atExit = append(atExit, root)
 		dir := filepath.Join(root, "g")
 		require.NoError(t, build.Generate(context.Background(), build.GenerateOptions{
-			Kind: cmp.Or(g.kind, "sbm"), Nodes: g.nodes, AvgDegree: g.degree, Classes: 5, Dim: g.dim, Seed: 7,
-			Out: dir, TrainFraction: g.train,
+			Kind: cmp.Or(g.kind, "sbm"), Nodes: g.nodes, AvgDegree: g.degree, Classes: 5,
+			Dim: g.dim, Seed: 7, Out: dir, TrainFraction: g.train,
 		}))
 		made.dir[g] = dir
 	}

@@ -157,7 +157,7 @@ func TestTypedRefused(t *testing.T) {
 	untyped, feat1 := tiny.open(t)
 	s, s1 := bind(t, d, 1, ""), bind(t, untyped, 1, "")
 	for text, set := range map[string]func(*plan.Config){
-		"use option model rsage or rgcn":      func(c *plan.Config) { c.Model = "sage" },
+		"use option model rsage, rgcn":        func(c *plan.Config) { c.Model = "sage" },
 		"option topology ssd":                 func(c *plan.Config) { c.Topology = plan.TopologySSD },
 		"option sampler ladies does not draw": func(c *plan.Config) { c.Sampler = graph.Ladies },
 		"option sampler labor does not draw":  func(c *plan.Config) { c.Sampler = graph.Labor },

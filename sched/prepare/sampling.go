@@ -72,7 +72,8 @@ func New(cfg plan.Config, in Inputs, obs report.Observer, t rowtype.Type) *Sampl
 	m := in.Dataset.Meta
 	s := &Sampling{
 		Config: cfg, Observer: obs, Device: in.Dev, In: in, Grace: InterruptGrace,
-		schema: SchemaOf(&m), Rows: m.Rows(), Dim: m.Dim, RowType: t, RowBytes: int64(t.RowBytes(m.Dim)),
+		schema: SchemaOf(&m),
+		Rows:   m.Rows(), Dim: m.Dim, RowType: t, RowBytes: int64(t.RowBytes(m.Dim)),
 	}
 	s.share()
 	return s

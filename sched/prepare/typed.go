@@ -73,8 +73,8 @@ func CheckTypes(c *plan.Config, m *dataset.Meta) error {
 	return err
 }
 
-// relationFanouts reads the fanouts of relations: "NAME=F1,F2;…", where a name is that of a relation
-// or "source:name:destination". nil: all have those of all.
+// relationFanouts reads the fanouts of relations: "NAME=F1,F2;…", where a name is that of a
+// relation or "source:name:destination". nil: all have those of all.
 func relationFanouts(c *plan.Config, s *graph.Schema) ([][]int, error) {
 	if c.RelationFanouts == "" {
 		return nil, nil
@@ -85,6 +85,7 @@ func relationFanouts(c *plan.Config, s *graph.Schema) ([][]int, error) {
 	}
 	for part := range strings.SplitSeq(c.RelationFanouts, ";") {
 		name, text, ok := strings.Cut(part, "=")
+		name = strings.TrimSpace(name)
 		var list []int
 		for f := range strings.SplitSeq(text, ",") {
 			n, err := strconv.Atoi(strings.TrimSpace(f))
@@ -98,7 +99,7 @@ func relationFanouts(c *plan.Config, s *graph.Schema) ([][]int, error) {
 		}
 		found := false
 		for r := range s.Relations {
-			if name = strings.TrimSpace(name); name == s.Relations[r].Name || name == s.RelationName(r) {
+			if name == s.Relations[r].Name || name == s.RelationName(r) {
 				all[r], found = list, true
 			}
 		}
