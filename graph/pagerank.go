@@ -37,10 +37,10 @@ const pageRankOne = 1 << 62
 //	score(u) = (1 − d)·t(u) + d·Σ score(v) / indegree(v)   over the edges u → v
 //
 // (in a typed graph over the edges of all relations), with t the teleport's distribution, which is
-// also the start. A score ends at a node without in-neighbours, as sampling does. With training nodes to start from it is the weighted reverse
-// PageRank of "Graph Neural Network Training with Data Tiering" (Min et al., KDD 2022), by which
-// GIDS fills its constant CPU buffer; from every node it is what GIDS's page_rank_node_list_gen.py
-// computes, with the same defaults.
+// also the start. A score ends at a node without in-neighbours, as sampling does. With training
+// nodes to start from it is the weighted reverse PageRank of "Graph Neural Network Training with
+// Data Tiering" (Min et al., KDD 2022), by which GIDS fills its constant CPU buffer; from every
+// node it is what GIDS's page_rank_node_list_gen.py computes, with the same defaults.
 //
 // Scores sum up to at most 1. They are sums of 64-bit integers, so they are the same to the bit for
 // any number of workers. It takes 16 bytes a node beside the result, and an addition for each edge
