@@ -231,6 +231,9 @@ func chooseOf(ctx context.Context, cfg plan.Config, f facts, in prepare.Inputs,
 	case has(static.ModeCPU) && cfg.Unpacked:
 		return &plan.Choice{Mode: static.ModeCPU,
 			Reason: "there is no GPU that could read the SSDs"}, nil
+	case has(static.ModeCPU) && in.Dataset != nil && !in.Dataset.Meta.Homogeneous():
+		return &plan.Choice{Mode: static.ModeCPU,
+			Reason: "there is no GPU, and no model of runs over typed graphs"}, nil
 	}
 	all = slices.DeleteFunc(all, func(m string) bool { return m == static.ModeInmem })
 	seconds, why, err := predict(ctx, cfg, in, all, measure, obs)

@@ -151,6 +151,20 @@ func TestTypedEvaluateAndPredict(t *testing.T) {
 	require.ErrorContains(t, err, fmt.Sprintf("nodes are 0 to %d", len(all)-1))
 }
 
+// Without a GPU, a typed graph that does not fit into memory is read by the CPU: no plan knows it.
+func TestTypedModeIsChosen(t *testing.T) {
+	d := types.generate(t)
+	for free, want := range map[int64]string{1 << 40: static.ModeInmem, 1: static.ModeCPU} {
+		cfg := typedConfig("rsage")
+		cfg.Mode, cfg.GPUCache, cfg.CPUCache, cfg.HotnessDir = "", plan.Config{}.GPUCache,
+			plan.Config{}.CPUCache, ""
+		c, err := chooseOf(context.Background(), cfg, facts{Auto: true, Files: true, Rows: 1 << 20,
+			Free: free}, prepare.Inputs{Dataset: d}, nil, report.Observer{})
+		require.NoError(t, err)
+		require.Equal(t, want, c.Mode)
+	}
+}
+
 // A typed graph is refused by name where it can't be had, before anything is read.
 func TestTypedRefused(t *testing.T) {
 	d, feat := types.open(t)
