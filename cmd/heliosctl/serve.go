@@ -156,8 +156,8 @@ func (a *serveArgs) listen(e *env) (*net.UnixListener, string, error) {
 	return l, a.socket, err
 }
 
-// makeSocket listens at the path of --socket. A socket is at its path before it listens, and refuses
-// a client that comes in between, so it listens under another name first.
+// makeSocket listens at the path of --socket. A socket is at its path before it listens, and
+// refuses a client that comes in between, so it listens under another name first.
 func (a *serveArgs) makeSocket() (*net.UnixListener, error) {
 	if err := clearSocket(a.socket); err != nil {
 		return nil, err
@@ -174,7 +174,7 @@ func (a *serveArgs) makeSocket() (*net.UnixListener, error) {
 		return nil, errs.New(errs.Usage, "{socket} %s: %w", a.socket, err)
 	}
 	l.SetUnlinkOnClose(false)
-	if err := errors.Join(os.Link(first, a.socket), os.Remove(first)); err != nil {
+	if err := errors.Join(unix.Link(first, a.socket), os.Remove(first)); err != nil {
 		return nil, errors.Join(errs.New(errs.Usage, "{socket} %s: %w", a.socket, err),
 			l.Close())
 	}

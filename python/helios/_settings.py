@@ -75,10 +75,11 @@ class Settings(TypedDict, total=False):
     #: than training; changes results
     passes: Text
 
-    #: how parts come together (dispersed: every epoch has all, in mega-batches that share none;
-    #: sequential: those with the training nodes stay, and an epoch is one mega-batch of them and
-    #: others; mode marius); changes results: dispersed, sequential
-    part_order: Literal["dispersed", "sequential"]
+    #: how parts come together (mixed: every epoch has all, in mega-batches that share none and
+    #: whose labels are mixed as in the whole graph, as far as whole parts allow; dispersed: the
+    #: same by chance alone; sequential: those with the training nodes stay, and an epoch is one
+    #: mega-batch of them and others; mode marius); changes results: mixed, dispersed, sequential
+    part_order: Literal["mixed", "dispersed", "sequential"]
 
     #: load the next mega-batch while one trains: off has room for more parts: on, off
     load_ahead: Literal["on", "off"]
@@ -118,8 +119,7 @@ class Settings(TypedDict, total=False):
     #: controller up to N times in the run, then stop
     on_ssd_failure: Text
 
-    #: one command for rows on equal and adjacent LBAs (async and cpu stacks): auto, off, or up to
-    #: SIZE a command
+    #: one command for rows within 4 KiB (async and cpu stacks): auto, off, or up to SIZE a command
     coalesce: Text
 
     #: hold every row and page that is read from SSDs against its checksum; read it again, then
