@@ -97,8 +97,8 @@ func Load(ctx context.Context, dir string, files ...string) (err error) {
 	return err
 }
 
-// openSSDs opens files that play SSDs, or those that this user's heliosctl has bound, or the files of
-// data where none is.
+// openSSDs opens files that play SSDs, or those that this user's heliosctl has bound, or the files
+// of data where none is.
 func openSSDs(ctx context.Context, data *dataset.Dataset, files []string, poll bool) (*bound.Set,
 	error) {
 	store, err := state.Open("")

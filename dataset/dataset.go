@@ -257,7 +257,9 @@ func (d *Dataset) TopologyInMemory() (*graph.Topology, error) {
 func (d *Dataset) Relation(i int) (*graph.Topology, error) { return d.readTopology(i, true) }
 
 // RelationInMemory is TopologyInMemory of one relation.
-func (d *Dataset) RelationInMemory(i int) (*graph.Topology, error) { return d.readTopology(i, false) }
+func (d *Dataset) RelationInMemory(i int) (*graph.Topology, error) {
+	return d.readTopology(i, false)
+}
 
 // oneRelation refuses a graph of several types or relations.
 func (d *Dataset) oneRelation() error {

@@ -170,7 +170,8 @@ func (d *folder) reader(name string) (*seal.Reader, error) {
 	return seal.NewReader(d.seal, d.dir, name, &d.checked)
 }
 
-// pageSums are the checksums of the pages of a file of indices; nil where the dataset is not sealed.
+// pageSums are the checksums of the pages of a file of indices; nil where the dataset is not
+// sealed.
 func (d *folder) pageSums(indices string) ([]uint32, error) {
 	if d.seal == nil {
 		return nil, nil

@@ -343,8 +343,8 @@ func (s *Schema) TaskOf(name string) (int, error) {
 	return 0, fmt.Errorf("there is no task %q; there are %s", name, strings.Join(names, ", "))
 }
 
-// digest hashes the schema for the dataset's identity: all but the folders, the splits' sizes, which
-// follow from their files, and the names of classes.
+// digest hashes the schema for the dataset's identity: all but the folders, the splits' sizes,
+// which follow from their files, and the names of classes.
 func (s *Schema) digest() []byte {
 	h := sha256.New()
 	for i := range s.NodeTypes {
@@ -383,7 +383,8 @@ func (m *Meta) checkSchema() error {
 	return m.checkTypedFn()
 }
 
-// CheckGraph numbers the folders of a schema that is being made, and checks its types and relations.
+// CheckGraph numbers the folders of a schema that is being made, and checks its types and
+// relations.
 func (s *Schema) CheckGraph() error {
 	s.number()
 	return s.checkGraph()
@@ -418,7 +419,8 @@ func (s *Schema) checkTypes() error {
 			err = fmt.Errorf("dim %d is outside 0..%d", t.Dim, MaxDim)
 		case t.Dim == 0 && t.DType != "":
 			err = fmt.Errorf("dtype %q, but no dim: the type has no rows", t.DType)
-		case t.Dim > 0 && t.DType != rowtype.Float32.String() && t.DType != rowtype.Float16.String():
+		case t.Dim > 0 && t.DType != rowtype.Float32.String() &&
+			t.DType != rowtype.Float16.String():
 			err = fmt.Errorf("dtype %q is unknown; features are float32 or float16", t.DType)
 		case t.Dim > 0 && dtype != "" && t.DType != dtype:
 			err = fmt.Errorf("dtype %s, but the types before have %s; one is needed", t.DType, dtype)
@@ -538,8 +540,8 @@ func (t *Task) checkTarget() error {
 	return nil
 }
 
-// checkTypedFn checks a feature function of format 2: it makes the rows of all types that have some,
-// by their numbers, so these are equally wide.
+// checkTypedFn checks a feature function of format 2: it makes the rows of all types that have
+// some, by their numbers, so these are equally wide.
 func (m *Meta) checkTypedFn() error {
 	if m.FeatureFn == "" {
 		return nil

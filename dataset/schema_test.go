@@ -21,9 +21,12 @@ relations:
 - {src: paper, name: rev_writes, dst: author, edges: 200, reverse: 1, dir: edges/002}
 - {src: venue, name: prints, dst: paper, edges: 0, dir: edges/003}
 tasks:
-- {name: topic, kind: node, type: paper, target: class, classes: 4, train: 60, val: 20, test: 20, dir: tasks/000}
-- {name: skills, kind: node, type: author, target: multi-label, columns: 3, train: 30, val: 10, test: 10, dir: tasks/001}
-- {name: impact, kind: node, type: venue, target: regression, columns: 1, train: 3, val: 2, test: 2, dir: tasks/002}
+- {name: topic, kind: node, type: paper, target: class, classes: 4, train: 60, val: 20,
+   test: 20, dir: tasks/000}
+- {name: skills, kind: node, type: author, target: multi-label, columns: 3, train: 30,
+   val: 10, test: 10, dir: tasks/001}
+- {name: impact, kind: node, type: venue, target: regression, columns: 1, train: 3,
+   val: 2, test: 2, dir: tasks/002}
 source: {kind: test}
 created_by: heliosctl
 sealed: true

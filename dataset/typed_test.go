@@ -364,7 +364,8 @@ func TestTypedHomogeneous(t *testing.T) {
 	require.True(t, two.Meta.Typed())
 	require.True(t, two.Meta.Homogeneous())
 	require.NotEqual(t, one.UUID(), two.UUID())
-	require.Equal(t, []int64{m.Nodes, m.Edges, m.Train, m.Val, m.Test, int64(m.Dim), int64(m.Classes)},
+	require.Equal(t, []int64{m.Nodes, m.Edges, m.Train, m.Val, m.Test, int64(m.Dim),
+		int64(m.Classes)},
 		[]int64{two.Meta.Nodes, two.Meta.Edges, two.Meta.Train, two.Meta.Val, two.Meta.Test,
 			int64(two.Meta.Dim), int64(two.Meta.Classes)})
 	a, err := one.Topology()

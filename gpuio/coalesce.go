@@ -14,9 +14,9 @@ import (
 //
 // For each SSD it sorts the bucket by slot, so that Order has the indices of its rows by place on
 // the SSD, and cuts that order into runs: a run's rows lie in one window, each close behind the one
-// before, and a command reads all of them and what lies between. Windows are aligned and no larger than one command may move, so
-// where a run ends depends on rows near it and not on where earlier runs began. Then it writes the
-// SSD's Units and the shares of its queues (Remaining).
+// before, and a command reads all of them and what lies between. Windows are aligned and no larger
+// than one command may move, so where a run ends depends on rows near it and not on where earlier
+// runs began. Then it writes the SSD's Units and the shares of its queues (Remaining).
 //
 // Exactly, for every device's kernel (Order, Runs, Units and Remaining are compared byte for byte;
 // f, t are the bucket's bounds in Offsets and s the SSD):
@@ -145,8 +145,8 @@ func (l *Layout) cut(keys []uint64, window int64, from uint32, runs []uint32) in
 	return m
 }
 
-// reachBytes is how far apart two rows may begin that share a command: an SSD reads so many bytes at
-// the cost of one block, so reading the rows between costs less than a second command.
+// reachBytes is how far apart two rows may begin that share a command: an SSD reads so many bytes
+// at the cost of one block, so reading the rows between costs less than a second command.
 const reachBytes = 4096
 
 // reach returns the most LBAs from one row of a run to the next, which are adjacent where rows are

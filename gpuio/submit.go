@@ -329,9 +329,9 @@ func (k kernelView) fillPart(q *queueState, set *setState, slot, cid, unit uint3
 
 // fillRun makes the command of a run of two or more rows, Order[lo:hi], all of which can be read.
 // It covers the LBAs from the first row's first to the last row's last. When the set is Direct, no
-// two of the rows are the same, rows are whole pages (so no smaller than reachBytes, and without gaps)
-// and each begins on a page of its destination, the PRP entries name the rows' own pages. Else the data goes to the CID's staging slot, and
-// completion copies each row.
+// two of the rows are the same, rows are whole pages (so no smaller than reachBytes, and without
+// gaps) and each begins on a page of its destination, the PRP entries name the rows' own pages.
+// Else the data goes to the CID's staging slot, and completion copies each row.
 func (k kernelView) fillRun(q *queueState, set *setState, slot, cid, unit, lo, hi uint32,
 	now int64) *command {
 	l := &set.Layout

@@ -104,7 +104,8 @@ type storage struct {
 	opt   OutOfCoreOptions
 	cache neighbourCache
 	took  time.Duration
-	// Of Loopless: the in-degree of each node without its edges to itself; nil: it has none of them.
+	// Of Loopless: the in-degree of each node without its edges to itself; nil: it has none of
+	// them.
 	loopless []uint32
 	looped   int64 // of these edges
 

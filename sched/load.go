@@ -45,7 +45,7 @@ type Loader struct {
 	// With LoaderOptions.Positions: 0 to len(seeds)-1, and they in the order of the epoch.
 	positions []int64
 	dealt     prepare.Order
-	targets   []int32 // of a mini-batch, with LoaderOptions.AllLabels; float32 where these are dense
+	targets   []int32 // or float32, of a mini-batch, with LoaderOptions.AllLabels
 	looks     []prepare.Stager
 	leave     bool // rows where they are
 	at        places

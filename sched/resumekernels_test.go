@@ -64,8 +64,8 @@ func TestResumeAtAnotherLevel(t *testing.T) {
 		"option kernels generic and option precision bf16 and resumes with option kernels avx2")
 }
 
-// A checkpoint of a program whose model rounded otherwise says so once, and is one of this program's
-// after that; models that always rounded as now write what they did and are silent.
+// A checkpoint of a program whose model rounded otherwise says so once, and is one of this
+// program's after that; models that always rounded as now write what they did and are silent.
 func TestResumeOfAnotherRounding(t *testing.T) {
 	d, _ := tiny.open(t)
 	s := bind(t, d, 1, "")

@@ -133,8 +133,8 @@ func (f *fingerprint) format() int {
 }
 
 // rounding returns what is to be said where kernels of another level than the checkpoint's go on,
-// another device, or a program whose kernels of the model round otherwise; empty where both give the
-// same bits.
+// another device, or a program whose kernels of the model round otherwise; empty where both give
+// the same bits.
 func (f *fingerprint) rounding(now string) errs.Text {
 	if f.Rounding != gnn.Rounding(f.Model) {
 		return errs.Textf(

@@ -25,8 +25,8 @@ type typedType struct {
 var typedTypes = []typedType{{"paper", 0.55}, {"author", 0.4}, {"institution", 0.03},
 	{"venue", 0.02}}
 
-// typedRelation is a relation and, where rev is set, its reverse after it. degree is the mean number
-// of sources of a node of dst; 0: the one that the user asks for.
+// typedRelation is a relation and, where rev is set, its reverse after it. degree is the mean
+// number of sources of a node of dst; 0: the one that the user asks for.
 type typedRelation struct {
 	src, dst  int // in typedTypes
 	name, rev string

@@ -205,7 +205,8 @@ func (im *mag240mImport) hetero(ctx context.Context, o MAG240MOptions, fills []f
 			return errs.New(errs.Usage, "%s is missing; {in} must be a folder with %s", path, mag240mFolder)
 		}
 		used = append(used, path)
-		rel := typedEdges{src: r[0], name: r[1], dst: r[2], open: func(of ends) ([]edges.Source, error) {
+		rel := typedEdges{src: r[0], name: r[1], dst: r[2], open: func(of ends) ([]edges.Source,
+			error) {
 			s, err := openIndexEdges(path, of, twoRows)
 			return []edges.Source{s}, err
 		}}

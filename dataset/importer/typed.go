@@ -245,7 +245,8 @@ func (im *typedImport) relation(ctx context.Context, s *dataset.Schema, i int,
 		return nil
 	}
 	defer func() { err = errors.Join(err, im.freeSorter()) }()
-	if im.sorter, err = edges.New(im.s.RelationStore(i), im.o.Memory, edges.Rules{Dedup: sources.dedup}); err != nil {
+	if im.sorter, err = edges.New(im.s.RelationStore(i), im.o.Memory,
+		edges.Rules{Dedup: sources.dedup}); err != nil {
 		return err
 	}
 	for _, x := range sources.all {
@@ -265,7 +266,8 @@ func (im *typedImport) writeTypes(ctx context.Context, s *dataset.Schema) error 
 		t := &im.types[i]
 		im.folder, im.m.Nodes = dataset.NodesDir(i), t.nodes
 		if t.names != nil {
-			if err := im.writeNames(filepath.Join(im.folder, dataset.NamesName), t.names); err != nil {
+			if err := im.writeNames(filepath.Join(im.folder, dataset.NamesName),
+				t.names); err != nil {
 				return err
 			}
 		}

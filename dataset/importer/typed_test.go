@@ -131,8 +131,8 @@ func TestImportIGBH(t *testing.T) {
 			}
 			require.Equal(t, []float32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 20, 21, 22, 23, 24, 25, 30, 31,
 				32, 33, 40, 41}, datasettest.WideRows(t, d))
-			require.Equal(t, []int64{0, 5, 8, 10}, []int64{m.FirstRow(0), m.FirstRow(1), m.FirstRow(2),
-				m.FirstRow(3)})
+			require.Equal(t, []int64{0, 5, 8, 10}, []int64{m.FirstRow(0), m.FirstRow(1),
+				m.FirstRow(2), m.FirstRow(3)})
 			require.Equal(t, 19, m.Tasks[0].Classes)
 			labels, err := d.TaskLabels(0)
 			require.NoError(t, err)
@@ -581,9 +581,11 @@ tasks:
 - name: topic
   num_classes: 3
   train_set:
-  - {type: paper, data: [{name: seeds, format: numpy, path: s0.npy}, {name: labels, format: numpy, path: l0.npy}]}
+  - {type: paper, data: [{name: seeds, format: numpy, path: s0.npy},
+     {name: labels, format: numpy, path: l0.npy}]}
   test_set:
-  - {type: paper, data: [{name: seeds, format: numpy, path: s1.npy}, {name: labels, format: numpy, path: l1.npy}]}
+  - {type: paper, data: [{name: seeds, format: numpy, path: s1.npy},
+     {name: labels, format: numpy, path: l1.npy}]}
 `
 
 func boltTypedTree(t testing.TB) tree {
@@ -605,8 +607,10 @@ func TestImportGraphBoltTyped(t *testing.T) {
 	require.NoError(t, GraphBolt(bg, o))
 	d := datasettest.Open(t, out)
 	require.Equal(t, map[string]string{"author writes paper": "0>0 2>1 0>3",
-		"paper rev_writes author": "0>0 3>0 1>2", "paper cites paper": "1>0 0>1 3>2 2>3"}, lists(t, d))
-	require.Equal(t, []float32{1, 2, 3, 4, 5, 6, 7, 8, 4, 5, 0, 0, 3, 4}, datasettest.WideRows(t, d))
+		"paper rev_writes author": "0>0 3>0 1>2", "paper cites paper": "1>0 0>1 3>2 2>3"},
+		lists(t, d))
+	require.Equal(t, []float32{1, 2, 3, 4, 5, 6, 7, 8, 4, 5, 0, 0, 3, 4},
+		datasettest.WideRows(t, d))
 	labels, err := d.Labels()
 	require.NoError(t, err)
 	require.Equal(t, []int32{2, 0, -1, 1}, labels)

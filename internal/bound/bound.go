@@ -182,7 +182,8 @@ func (o *Opener) OpenDataset(ctx context.Context, d *dataset.Dataset) (_ *Set, e
 	}
 	defer s.closeAfter(&err)
 	bus, err := proxy.Open(proxy.Config{Name: d.Meta.Name, Path: d.Dir(),
-		Content: &noting{ReaderAt: content, note: o.Note}, Bytes: content.Size(), Serial: d.UUID().String()[:18], Model: o.Model,
+		Content: &noting{ReaderAt: content, note: o.Note}, Bytes: content.Size(),
+		Serial: d.UUID().String()[:18], Model: o.Model,
 		PollDoorbells: o.PollDoorbells, MDTS: softMDTS})
 	if err != nil {
 		return nil, err
@@ -195,7 +196,7 @@ func (o *Opener) OpenDataset(ctx context.Context, d *dataset.Dataset) (_ *Set, e
 	return s, nil
 }
 
-// noting tells the first error of a reader: of NVMe's status codes none says what is wrong with a file.
+// noting tells the first error of a reader: no status code of NVMe says what is wrong with a file.
 type noting struct {
 	io.ReaderAt
 	note func(text string)

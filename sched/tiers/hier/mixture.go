@@ -3,9 +3,9 @@ package hier
 import "slices"
 
 // Parts follow communities, and so do labels: a few parts together have other shares of labels than
-// the graph, and training on one mega-batch after another forgets. A mixture deals parts so that the
-// shares in each mega-batch are near those of all, from a random order of parts, which decides among
-// the many good deals.
+// the graph, and training on one mega-batch after another forgets. A mixture deals parts so that
+// the shares in each mega-batch are near those of all, from a random order of parts, which decides
+// among the many good deals.
 
 // mixture counts labels by part.
 type mixture struct {
@@ -19,8 +19,8 @@ type mixture struct {
 // put them.
 const mostMixing = 1 << 26
 
-// mendsFrom is the largest share of two mega-batches' distance that may remain after a change of two
-// parts: the best deals of all are few, and the same parts would meet in every epoch.
+// mendsFrom is the largest share of two mega-batches' distance that may remain after a change of
+// two parts: the best deals of all are few, and the same parts would meet in every epoch.
 const mendsFrom = 0.5
 
 // newMixture returns nil where there is no label.
@@ -55,7 +55,8 @@ func newMixture(m *MegaBatches) *mixture {
 func (x *mixture) of(p int64) []float64 { return x.counts[int(p)*x.labels:][:x.labels] }
 
 // away is the squared distance of counts, with a part more and another less (-1: none), from a
-// mixture with the shares of all. Products are rounded before they are added, so all machines agree.
+// mixture with the shares of all. Products are rounded before they are added, so all machines
+// agree.
 func (x *mixture) away(counts []float64, size float64, more, less int64) float64 {
 	if more >= 0 {
 		size += x.sizes[more]
@@ -93,8 +94,8 @@ func (g *group) add(x *mixture, part int64, sign float64) {
 	g.away = x.away(g.counts, g.size, -1, -1)
 }
 
-// deal orders parts so that each loaded of them, one behind the other, are well mixed: one after the
-// other goes where it mends most; then two parts change places as long as that mends much.
+// deal orders parts so that each loaded of them, one behind the other, are well mixed: one after
+// the other goes where it mends most; then two parts change places as long as that mends much.
 func (x *mixture) deal(parts []int64, loaded int) {
 	var groups []*group
 	for first := 0; first < len(parts); first += loaded {
