@@ -122,7 +122,7 @@ func TestTypedEvaluateAndPredict(t *testing.T) {
 	e, err := Evaluate(ctx, plan.Config{Mode: static.ModeCPU}, in, cfg.CheckpointDir, "test",
 		report.Observer{})
 	require.NoError(t, err)
-	require.Equal(t, *r.res.TestAcc, e.Accuracy)
+	require.Equal(t, r.res.TestAcc, e.Accuracy)
 	require.NotEmpty(t, e.Metrics)
 
 	all := make([]int64, prepare.TargetNodes(&d.Meta))

@@ -52,7 +52,7 @@ func parseSeeds(text string) (seeds []uint64, err error) {
 	return seeds, nil
 }
 
-// seedsResult is what the runs of several seeds come to.
+// seedsResult has the figures of the runs of several seeds.
 type seedsResult struct {
 	Seeds []uint64 `json:"seeds"` // of the runs that came to their end
 	// Figures of these runs, by their means.
@@ -225,9 +225,9 @@ func seedLine(r *report.Result) string {
 func showSeeds(e *env, sum seedsResult) {
 	var rows [][]string
 	for _, f := range sum.Figures {
-		least, most := slices.Min(f.Values), slices.Max(f.Values)
+		least, largest := slices.Min(f.Values), slices.Max(f.Values)
 		rows = append(rows, []string{f.Name, figures.Text(&f.Mean), figures.Text(f.Deviation),
-			figures.Text(&least), figures.Text(&most)})
+			figures.Text(&least), figures.Text(&largest)})
 	}
 	e.ui.Table([]string{fmt.Sprintf("over %d seeds", len(sum.Seeds)), "mean", "deviation", "least",
 		"most"}, rows)

@@ -196,7 +196,7 @@ func (o *Opener) OpenDataset(ctx context.Context, d *dataset.Dataset) (_ *Set, e
 	return s, nil
 }
 
-// noting tells the first error of a reader: no status code of NVMe says what is wrong with a file.
+// noting tells the first error of a reader, since NVMe has no status code for a wrong file.
 type noting struct {
 	io.ReaderAt
 	note func(text string)

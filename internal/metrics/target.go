@@ -1,6 +1,6 @@
 package metrics
 
-// Target is what a task asks for at each node.
+// Target is the kind of answer that a task has for each node.
 type Target string
 
 // The targets, by their names in dataset.yaml.

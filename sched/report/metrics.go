@@ -79,7 +79,7 @@ type EpochResult struct {
 	Epoch    int      `json:"epoch"` // from 1
 	Seconds  float64  `json:"seconds"`
 	Loss     float64  `json:"loss"`      // mean over the seeds that have a label
-	TrainAcc *float64 `json:"train_acc"` // null where the task is of numbers
+	TrainAcc *float64 `json:"train_acc"` // null where no seed has a class
 	ValAcc   *float64 `json:"val_acc"`   // null without validation, and of numbers
 	// ValLoss is the mean loss over the labelled nodes of validation.
 	ValLoss    *float64 `json:"val_loss,omitempty"`
@@ -315,7 +315,7 @@ func (p Partial) Result(epoch int, rowBytes int64) EpochResult {
 		RowsGPU: p.RowsGPU, RowsCPU: p.RowsCPU, RowsSSD: p.RowsSSD,
 		RowsChunk: p.RowsChunk,
 		BytesSSD:  p.BytesSSD, SSDCommands: p.Commands, Retries: p.Retries, Timeouts: p.Timeouts,
-		StageSeconds: p.Stages, TopologyReads: p.TopologyReads, TrainAcc: new(float64),
+		StageSeconds: p.Stages, TopologyReads: p.TopologyReads,
 		LR: p.LR, GradNorm: p.GradNorm(), GradNormMax: p.NormMax, Clipped: p.Clipped,
 	}
 	r.LinesInserted, r.LinesEvicted, r.LinesBypassed, r.ReadGroups = p.Inserted, p.Evicted,
@@ -328,7 +328,8 @@ func (p Partial) Result(epoch int, rowBytes int64) EpochResult {
 	}
 	if p.Counted > 0 {
 		r.Loss = p.Loss()
-		*r.TrainAcc = float64(p.Correct) / float64(p.Counted)
+		accuracy := float64(p.Correct) / float64(p.Counted)
+		r.TrainAcc = &accuracy
 	}
 	if p.RowsSSD > 0 {
 		r.ReadAmplification = float64(p.BytesSSD) / float64(p.RowsSSD*rowBytes)
