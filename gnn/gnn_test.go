@@ -256,8 +256,8 @@ func TestInfer(t *testing.T) {
 			g := newRig(t, rigConfig{nodes: 300, edges: 2000, dim: 7, classes: 5, seeds: 40,
 				fanouts: fanouts, sms: 2, layerwise: fanouts[0] == 60, loops: kind.SelfLoops})
 			cfg := ModelConfig{
-				ModelSettings: ModelSettings{Model: kind.Model, SelfLoops: kind.SelfLoops, Hidden: 9,
-					Dropout: 0.5},
+				ModelSettings: ModelSettings{Model: kind.Model, SelfLoops: kind.SelfLoops,
+					Hidden: 9, Dropout: 0.5},
 				InDim:   7,
 				Classes: 5,
 				Layers:  len(fanouts),

@@ -162,7 +162,8 @@ func (g *relationGenerator) sources(v int64, list []int64) []int64 {
 		for i := uint32(0); int64(len(list)) < degree && int64(i) < degree; i++ {
 			w := g.words(uint64(v), try<<28|i, genNeighbor)
 			c := g.classOf(own, w[0], w[1])
-			u := g.src.id(c + g.popular(unit(w[2], w[3]), (g.src.Nodes-c+classes-1)/classes)*classes)
+			members := (g.src.Nodes - c + classes - 1) / classes
+			u := g.src.id(c + g.popular(unit(w[2], w[3]), members)*classes)
 			if !g.same || u != v {
 				list = append(list, u)
 			}
