@@ -27,6 +27,8 @@ type Tiers struct {
 	Hetero *cache.Hetero // nil until the tiers are placed
 	// FirstOnHost: what is called the GPU tier is in the CPU's memory too.
 	FirstOnHost bool
+	pass        *engine.Pass // of the walk
+	missed      int64        // its rows of the batch before, and of this one so far, in no tier
 }
 
 // New makes the tiers of an engine.
@@ -107,12 +109,14 @@ func (t *Tiers) Close() error {
 type stages struct {
 	*Tiers
 	engine.SlotStages
-	missed int64 // rows of the batch before, and of this one so far, that are in no tier
-	joined bool  // the batch's hops are looked up and read together
+	joined bool // the batch's hops are looked up and read together
 }
 
 // Begin implements engine.Tiers.
 func (t *Tiers) Begin(w *engine.Walk) engine.Stages {
+	if t.pass != w.Pass { // whose walks go on where the one before ended
+		t.pass, t.missed = w.Pass, 0
+	}
 	return &stages{Tiers: t, SlotStages: engine.SlotStages{Walk: w}}
 }
 
