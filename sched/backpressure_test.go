@@ -109,12 +109,19 @@ func TestBackPressure(t *testing.T) {
 func TestTimelineKeepsTheGraph(t *testing.T) {
 	d, feat := tiny.open(t)
 	s := bind(t, d, 2, "")
-	for _, pipe := range plan.PipelineNames(nil) {
+	pipes := plan.PipelineNames(nil)
+	for i, pipe := range append(pipes, plan.DefaultPipeline) {
+		coalesce := 0
+		if i == len(pipes) {
+			coalesce = -1
+		}
+		joins := pipe == plan.DefaultPipeline && coalesce == 0
 		if wide.Lean() && pipe != plan.DefaultPipeline && pipe != plan.PipelineRunAhead {
 			continue
 		}
 		cfg := small()
 		cfg.Pipeline, cfg.Epochs, cfg.NoEval, cfg.Presample = pipe, 1, true, 1
+		cfg.CoalesceBytes = coalesce
 		if pipe == plan.PipelineRunAhead {
 			cfg.Mode, cfg.GPUCache = dynamic.ModeGIDS, percent(10)
 		}
@@ -127,7 +134,7 @@ func TestTimelineKeepsTheGraph(t *testing.T) {
 			require.NoError(t, cfg.Timeline.Close())
 			require.NotNil(t, g, clock)
 			spans, _, _ := readTimeline(t, b.Bytes())
-			checkGraph(t, g, spans, slack, clock+" "+pipe)
+			checkGraph(t, g, spans, joins, slack, fmt.Sprint(clock, " ", pipe, " ", coalesce))
 		}
 		check(timeline.Wall, 50, func(cfg plan.Config, obs report.Observer) {
 			require.NoError(t, train(t, context.Background(), cfg, d, feat, s, 2, obs).err)
@@ -147,8 +154,10 @@ func TestTimelineKeepsTheGraph(t *testing.T) {
 }
 
 // checkGraph holds each batch's spans against the graph's edges: the k-th span of a kind is the
-// k-th operator of it. slack is in microseconds.
-func checkGraph(t *testing.T, g *plan.OpGraph, spans []drawn, slack float64, name string) {
+// k-th operator of it. slack is in microseconds. joins: the hops of all batches but the first are
+// read as one set.
+func checkGraph(t *testing.T, g *plan.OpGraph, spans []drawn, joins bool, slack float64,
+	name string) {
 	t.Helper()
 	tracksOf := map[string]string{plan.OpSample: report.TrackSample,
 		plan.OpLookup: report.TrackLookup, plan.OpSubmit: report.TrackSubmit,
@@ -168,11 +177,15 @@ func checkGraph(t *testing.T, g *plan.OpGraph, spans []drawn, slack float64, nam
 	edges := 0
 	for batch, tracks := range by {
 		where := map[string]drawn{}
+		graphOps := g.Ops
+		if joins && batch > 0 {
+			graphOps = joinedOps(g)
+		}
 		for _, kind := range []string{plan.OpSample, plan.OpLookup, plan.OpSubmit, plan.OpComplete,
 			plan.OpGather, plan.OpTrain} {
 			track := tracksOf[kind]
 			var ops []plan.Operator
-			for _, o := range g.Ops {
+			for _, o := range graphOps {
 				if o.Kind == kind {
 					ops = append(ops, o)
 				}
@@ -205,7 +218,7 @@ func checkGraph(t *testing.T, g *plan.OpGraph, spans []drawn, slack float64, nam
 				}
 			}
 		}
-		for _, o := range g.Ops {
+		for _, o := range graphOps {
 			s, ok := where[o.Name]
 			for _, after := range o.After {
 				if a, there := where[after]; ok && there {
