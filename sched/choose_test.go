@@ -34,7 +34,10 @@ func TestChooseBySituation(t *testing.T) {
 	gpu.GPU, gpu.Files, computed.Files = true, false, false
 	lists := roomy
 	lists.Lists = roomy.Free
-	packs := func(c *plan.Config) { c.SampleEpochs, c.Fanouts = 1, []int{3, 2} }
+	// Row by row, as the rows of a mini-batch of a larger graph lie.
+	packs := func(c *plan.Config) {
+		c.SampleEpochs, c.Fanouts, c.CoalesceBytes = 1, []int{3, 2}, -1
+	}
 	slow, fast, middling := [3]float64{5000, 300, 20}, [3]float64{20, 1e6, 6000},
 		[3]float64{20, 50000, 40}
 	for _, x := range []struct {

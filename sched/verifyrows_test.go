@@ -99,7 +99,7 @@ func TestVerifyRows(t *testing.T) {
 	}
 	// A bit that flips on its way is not seen by the SSD, nor by checksums that nobody asks for.
 	// Of several: a flip may hit a row of the LBA that nobody asked for.
-	in := computedInputs(t, rowtype.Float32, "flip(op=read,byte=9,bit=3,after=300,times=50)")
+	in := computedInputs(t, rowtype.Float32, "flip(op=read,byte=9,bit=3,after=30,times=50)")
 	_, err := Train(context.Background(), cfg, in, report.Observer{})
 	require.Equal(t, errs.Device, errs.ClassOf(err), "%v", err)
 	require.ErrorContains(t, err, "row of node ")
