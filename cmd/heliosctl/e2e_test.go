@@ -187,7 +187,7 @@ func TestFaults(t *testing.T) {
 		}
 	}
 	bad := hc(t, trainArgs("--no-eval", "--gpu-cache", "0", "--cpu-cache", "0", "--fault",
-		"error(op=read,sct=2,sc=0x81,dnr=1,after=500)")...)
+		"error(op=read,sct=2,sc=0x81,dnr=1,after=50)")...)
 	fails(t, bad, 5, "train", "unrecovered read error")
 }
 
@@ -352,7 +352,7 @@ func TestNothingLeaks(t *testing.T) {
 		ok(t, "eval", "g", "--checkpoint", "ck", "--mode", "mmap")
 		ok(t, "verify", "g")
 		fails(t, hc(t, trainArgs("--no-eval", "--gpu-cache", "0", "--cpu-cache", "0", "--fault",
-			"error(op=read,sct=2,sc=0x81,dnr=1,after=500)")...), 5, "train")
+			"error(op=read,sct=2,sc=0x81,dnr=1,after=50)")...), 5, "train")
 	}
 	round()
 	before := testrig.Held(t)

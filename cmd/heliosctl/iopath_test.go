@@ -40,7 +40,7 @@ func TestTrainReportsItsReads(t *testing.T) {
 	require.Contains(t, text, "SSD balance")
 
 	r := hc(t, trainArgs("--timeline", "f.json", "--gpu-cache", "0", "--cpu-cache", "0", "--fault",
-		"error(op=read,sct=2,sc=0x81,dnr=1,after=500)")...)
+		"error(op=read,sct=2,sc=0x81,dnr=1,after=50)")...)
 	require.Equal(t, int(errs.Device), r.code)
 	require.Greater(t, events("f.json"), 5)
 }
@@ -52,7 +52,7 @@ func TestOnSSDFailure(t *testing.T) {
 	args := trainArgs("--epochs", "1", "--read-timeout", "500ms", "--gpu-cache", "0",
 		"--cpu-cache", "0")
 	sha := last(t, ok(t, args...))["params_sha256"]
-	fault := []string{"--fault", "cfs(op=read,after=200,times=1)"}
+	fault := []string{"--fault", "cfs(op=read,after=20,times=1)"}
 	healed := last(t, ok(t, append(append(args, fault...), "--on-ssd-failure", "retry=2")...))
 	require.Equal(t, sha, healed["params_sha256"])
 	resets := 0.0

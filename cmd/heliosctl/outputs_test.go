@@ -220,7 +220,7 @@ func TestResultsOnAFullDisk(t *testing.T) {
 func TestResultsOfAFailedRun(t *testing.T) {
 	loaded(t, 1)
 	args := trainArgs("--results", "r.jsonl", "--gpu-cache", "0", "--cpu-cache", "0", "--fault",
-		"error(op=read,sct=2,sc=0x81,dnr=1,after=500)")
+		"error(op=read,sct=2,sc=0x81,dnr=1,after=50)")
 	require.Equal(t, 5, hc(t, args...).code)
 	rows := lines(t, readFile(t, "r.jsonl"))
 	require.Equal(t, "begin", rows[0]["event"])
