@@ -77,6 +77,8 @@ type OpGraph struct {
 	// operator at a time.
 	PerHop bool `json:"per_hop"`
 	Serial bool `json:"serial"`
+	// Joins is Schedule's.
+	Joins bool `json:"joins,omitempty"`
 	// Dynamic: lines of the GPU tier come and go. A batch has its feature tensor from G on, not
 	// from its lookup.
 	Dynamic bool `json:"dynamic,omitempty"`
@@ -93,7 +95,7 @@ func (c Config) Operators(reads bool) *OpGraph {
 	p, t := c.Schedule(), c.Traits()
 	g := &OpGraph{
 		Pipeline: c.Pipeline, Stack: c.IOStack, Credits: p.Credits, Samples: p.Samples,
-		PerHop: p.PerHop, Serial: p.Serial,
+		PerHop: p.PerHop, Serial: p.Serial, Joins: p.Joins && reads,
 		Dynamic: t.LateTensor, Overlapped: c.SuperbatchOverlap, Window: c.Window,
 		Accumulate: c.Accumulate,
 	}
@@ -315,6 +317,10 @@ func (g *OpGraph) Bounds() []string {
 	}
 	if g.Serial {
 		out = append(out, "one step of a mini-batch at a time")
+	}
+	if g.Joins {
+		out = append(out,
+			"where rows of a mini-batch share commands, its hops are looked up and read together, with the last")
 	}
 	if g.Op(NameAhead) != nil {
 		s := fmt.Sprintf("S and %s are done for a superbatch before its first mini-batch trains",

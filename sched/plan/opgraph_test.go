@@ -68,6 +68,13 @@ func TestOpGraph(t *testing.T) {
 	require.Zero(t, c.Operators(true).Op("T").Rows)
 	require.Empty(t, c.Operators(true).Op("L0").After)
 	require.Contains(t, c.Operators(true).Bounds()[0], "from its gather")
+	const together = "its hops are looked up and read together"
+	require.NotContains(t, fmt.Sprint(c.Operators(true).Bounds()), together)
+	rows := plan.Config{}.WithDefaults()
+	require.Contains(t, fmt.Sprint(rows.Operators(true).Bounds()), together)
+	require.NotContains(t, fmt.Sprint(rows.Operators(false).Bounds()), together)
+	rows.CoalesceBytes = -1
+	require.NotContains(t, fmt.Sprint(rows.Operators(true).Bounds()), together)
 	c.Window = 2
 	require.Equal(t, []string{"S2"}, c.Operators(true).Op("L0").After,
 		"a window looks a batch up when all of it is sampled")

@@ -95,6 +95,7 @@ func (c Config) Schedule() Schedule {
 	}
 	s.Samples = s.Credits + c.Window
 	t := c.Traits()
-	s.Joins = p.PerHop && p.Ahead && t.ByHotness && !t.Staged && c.Stack().Coalesces
+	s.Joins = p.PerHop && p.Ahead && t.ByHotness && !t.Staged && c.Stack().Coalesces &&
+		c.CoalesceBytes >= 0
 	return s
 }
