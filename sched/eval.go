@@ -56,15 +56,15 @@ func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 	}
 	fp := st.Print
 	m := in.Dataset.Meta
-	if fp.InDim != m.Dim || fp.Classes != m.Classes {
-		return nil, errs.New(errs.Usage,
-			"checkpoint %s is for %d features and %d classes, dataset %s has %d and %d; give the dataset it was trained on",
-			file, fp.InDim, fp.Classes, m.Name, m.Dim, m.Classes)
-	}
 	if is, was := prepare.TargetOf(in.Dataset), fp.target(); is != was {
 		return nil, errs.New(errs.Usage,
 			"checkpoint %s has learnt %s, dataset %s has %s; give the dataset it was trained on",
 			file, was.Plural(), m.Name, is.Plural())
+	}
+	if fp.InDim != m.Dim || fp.Classes != m.Classes {
+		return nil, errs.New(errs.Usage,
+			"checkpoint %s is for %d features and %d %s, dataset %s has %d and %d; give the dataset it was trained on",
+			file, fp.InDim, fp.Classes, fp.target().Plural(), m.Name, m.Dim, m.Classes)
 	}
 	if err := otherDataset(file, st, m.UUID, m.Name); err != nil {
 		if !cfg.OtherDataset {

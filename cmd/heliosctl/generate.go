@@ -9,6 +9,7 @@ import (
 	"helios/dataset/build"
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
+	"helios/sched/prepare"
 )
 
 func generateCommand() *cli.Command {
@@ -83,8 +84,8 @@ func (e *env) showDataset(event, dir string) (err error) {
 		}
 	}()
 	m := d.Meta
-	e.ui.Printf("%s: %d nodes, %d edges, %d features, %d classes in %s", m.Name, m.Nodes, m.Edges,
-		m.Dim, m.Classes, dir)
+	e.ui.Printf("%s: %d nodes, %d edges, %d features, %d %s in %s", m.Name, m.Nodes, m.Edges,
+		m.Dim, m.Classes, prepare.TargetOf(d).Plural(), dir)
 	return e.ui.Event(event, datasetLine{Dataset: m.Name, Path: dir, UUID: d.UUID().String(),
 		Nodes: m.Nodes, Edges: m.Edges, Dim: m.Dim, Classes: m.Classes, Train: m.Train, Val: m.Val,
 		Test: m.Test})

@@ -17,7 +17,7 @@ func metricRows(r *figures.Report, names []string) [][]string {
 	}
 	var all []string
 	for _, m := range figures.All[1:] { // the first has a line of its own
-		again := m.Name == "f1-micro" && r.BalancedAccuracy != nil // of classes: the accuracy
+		again := m.Name == "f1-micro" && r.Target() == figures.Classes // it is the accuracy
 		if x := m.Of(&r.Summary); x != nil && !again {
 			all = append(all, fmt.Sprintf("%s %.4f", m.Name, *x))
 		}
@@ -34,7 +34,7 @@ func metricRows(r *figures.Report, names []string) [][]string {
 		return rows
 	}
 	for _, c := range r.Classes[:min(len(r.Classes), len(names))] {
-		rows = append(rows, []string{"class " + ui.Text(names[c.Class]),
+		rows = append(rows, []string{r.Target().Singular() + " " + ui.Text(names[c.Class]),
 			fmt.Sprintf("precision %s, recall %s, F1 %s of %d nodes", figures.Text(c.Precision),
 				figures.Text(c.Recall), figures.Text(c.F1), c.Nodes)})
 	}

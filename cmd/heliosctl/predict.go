@@ -428,7 +428,11 @@ func (p *predictions) commit() error {
 			return err
 		}
 		if f.flag == "csv" {
-			p.ui.Printf("%d nodes classified in %s", p.n, f.file.Path())
+			done := "classified"
+			if p.target != figures.Classes {
+				done = "predicted"
+			}
+			p.ui.Printf("%d nodes %s in %s", p.n, done, f.file.Path())
 		} else {
 			p.ui.Printf("%s in %s: %d nodes × %d", f.what, f.file.Path(), p.n, f.dim)
 		}

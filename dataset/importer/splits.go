@@ -324,7 +324,7 @@ func (im *importer) noteDealt() {
 	if im.o.MakeSplits {
 		why = errs.Textf("{make-splits}")
 	}
-	if im.splitKey != nil {
+	if im.splitKey != nil || !im.plain() {
 		how = "at random by seed"
 	}
 	im.m.Source.Options["split"] = "random"

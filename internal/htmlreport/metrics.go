@@ -10,14 +10,21 @@ import (
 // maxClassRows is the most classes whose figures a page lists.
 const maxClassRows = 50
 
-// metricTables have the figures of the tests: a row for each run, and for each run one for each
-// class.
+// metricTables have the figures of the tests: a row for each run, of the metrics that any has, and
+// for each run one for each class, label or number.
 func metricTables(all []experiment) (out []table) {
 	t := table{Title: "Test", Head: []string{"run", "seed", "nodes"}}
-	for _, m := range metrics.All {
+	shown := slices.DeleteFunc(slices.Clone(metrics.All), func(m metrics.Metric) bool {
+		return !slices.ContainsFunc(all, func(x experiment) bool {
+			return slices.ContainsFunc(x.runs, func(r trained) bool {
+				return r.result.Metrics != nil && m.Of(&r.result.Metrics.Summary) != nil
+			})
+		})
+	})
+	for _, m := range shown {
 		t.Head = append(t.Head, m.Name)
 	}
-	var classes []table
+	var parts []table
 	for _, x := range all {
 		for _, r := range x.runs {
 			figures := r.result.Metrics
@@ -25,25 +32,41 @@ func metricTables(all []experiment) (out []table) {
 				continue
 			}
 			row := []string{x.name, number(float64(r.result.Seed)), number(float64(figures.Nodes))}
-			for _, m := range metrics.All {
+			for _, m := range shown {
 				row = append(row, metrics.Text(m.Of(&figures.Summary)))
 			}
 			t.Rows = append(t.Rows, row)
-			if len(figures.Classes) <= maxClassRows {
-				title := fmt.Sprintf("Classes of the test, %s, seed %d", x.name, r.result.Seed)
-				classes = append(classes, classTable(title, figures))
+			where := fmt.Sprintf("of the test, %s, seed %d", x.name, r.result.Seed)
+			switch target := figures.Target(); {
+			case max(len(figures.Classes), len(figures.Numbers)) > maxClassRows:
+			case target == metrics.Numbers:
+				parts = append(parts, numberTable("Numbers "+where, figures))
+			case target == metrics.Labels:
+				parts = append(parts, classTable("Labels "+where, figures))
+			default:
+				parts = append(parts, classTable("Classes "+where, figures))
 			}
 		}
 	}
 	if len(t.Rows) == 0 {
 		return nil
 	}
-	return append([]table{t}, classes...)
+	return append([]table{t}, parts...)
+}
+
+// numberTable has the figures of each number.
+func numberTable(title string, figures *metrics.Report) table {
+	t := table{Title: title, Head: []string{"number", "nodes", "rmse", "mae", "r2"}}
+	for _, x := range figures.Numbers {
+		t.Rows = append(t.Rows, []string{number(float64(x.Number)), number(float64(x.Nodes)),
+			metrics.Text(x.RMSE), metrics.Text(x.MAE), metrics.Text(x.R2)})
+	}
+	return t
 }
 
 // classTable has the figures of each class, and of its nodes the number that each prediction has.
 func classTable(title string, figures *metrics.Report) table {
-	t := table{Title: title, Head: []string{"class", "nodes", "precision", "recall", "F1",
+	t := table{Title: title, Head: []string{figures.Target().Singular(), "nodes", "precision", "recall", "F1",
 		"ROC AUC", "average precision"}}
 	matrix := figures.Confusion
 	if len(matrix) > 10 || !square(matrix, len(figures.Classes)) {

@@ -23,3 +23,17 @@ func TestClassTable(t *testing.T) {
 		}
 	}
 }
+
+// A test of numbers has a row for each of them, and no columns of classes.
+func TestTablesOfNumbers(t *testing.T) {
+	one := 1.5
+	figures := &metrics.Report{Summary: metrics.Summary{Nodes: 3, RMSE: &one},
+		Numbers: []metrics.NumberFigures{{Nodes: 3, RMSE: &one}, {Number: 1, Nodes: 2}}}
+	r := trained{}
+	r.result.Metrics = figures
+	tables := metricTables([]experiment{{name: "x", runs: []trained{r}}})
+	require.Len(t, tables, 2)
+	require.Equal(t, []string{"run", "seed", "nodes", "rmse"}, tables[0].Head)
+	require.Equal(t, [][]string{{"0", "3", "1.5000", "–", "–"}, {"1", "2", "–", "–", "–"}},
+		tables[1].Rows)
+}

@@ -109,6 +109,17 @@ type Report struct {
 	Curves []Curve `json:"curves,omitempty"`
 }
 
+// Target returns the kind that a report is of.
+func (r *Report) Target() Target {
+	switch {
+	case len(r.Numbers) > 0:
+		return Numbers
+	case r.BalancedAccuracy != nil:
+		return Classes
+	}
+	return Labels
+}
+
 // Curve has what falling thresholds of a class's probability give, at some 200 of them at most.
 type Curve struct {
 	Class int `json:"class"`

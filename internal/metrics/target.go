@@ -10,6 +10,11 @@ const (
 	Numbers Target = "regression"  // one or more numbers
 )
 
+// Singular is the word for one of them.
+func (t Target) Singular() string {
+	return map[Target]string{Classes: "class", Labels: "label", Numbers: "number"}[t]
+}
+
 // Plural is the word for several of them.
 func (t Target) Plural() string {
 	return map[Target]string{Classes: "classes", Labels: "labels", Numbers: "numbers"}[t]
