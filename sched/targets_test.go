@@ -144,6 +144,19 @@ func TestLossEveryWay(t *testing.T) {
 	}
 }
 
+// Epochs without validation are no better than those with it, also where a lower figure is better.
+func TestValidationBeginsLater(t *testing.T) {
+	d := withTargets(t, metrics.Numbers)
+	feat, s, cfg := rowsOf(t, d), bind(t, d, 1, ""), small()
+	cfg.LR, cfg.CheckpointDir = 0.02, t.TempDir()
+	for _, epochs := range []int{1, 4} {
+		cfg.Epochs, cfg.NoEval, cfg.Resume = epochs, epochs == 1, epochs > 1
+		r := train(t, context.Background(), cfg, d, feat, s, 1, report.Observer{})
+		require.NoError(t, r.err)
+		require.Equal(t, epochs, r.res.BestEpoch)
+	}
+}
+
 // hostDevice is a host device until the test ends.
 func hostDevice(t *testing.T) cuda.Device {
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})

@@ -527,8 +527,11 @@ func (t *trainer) impatient() bool {
 // validation every epoch is as good as the one before it, so the last one counts.
 func (t *trainer) keepBest(ctx context.Context, r *report.EpochResult) (err error) {
 	score := r.Score(t.metric)
-	if t.state.BestEpoch >= 0 && score != nil && !t.metric.Better(*score, t.state.BestAcc, 0) {
-		return nil
+	if t.state.BestEpoch >= 0 && score != nil {
+		was := t.state.Epochs[t.state.BestEpoch].Score(t.metric) // nil: of an epoch without
+		if was != nil && !t.metric.Better(*score, *was, 0) {
+			return nil
+		}
 	}
 	op, cancel := t.e.OperatorContext(ctx)
 	defer cancel()

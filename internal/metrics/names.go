@@ -64,6 +64,12 @@ func (t Target) Default() string {
 	return map[Target]string{Classes: "accuracy", Labels: "f1-micro", Numbers: "rmse"}[t]
 }
 
+// IsDefault reports whether a metric is some target's default.
+func IsDefault(name string) bool {
+	return slices.ContainsFunc([]Target{Classes, Labels, Numbers},
+		func(t Target) bool { return t.Default() == name })
+}
+
 // Defined reports whether the nodes of a judge define the metric, whatever the outputs are.
 func (m Metric) Defined(j Judge) bool {
 	r := j.Report()

@@ -565,7 +565,7 @@ func (c Config) checkSelection() error {
 	case c.NoEval && c.Patience > 0:
 		return errs.New(errs.Usage, "%v %d looks at validation, and %v skips it; leave one out",
 			errs.Key("patience"), c.Patience, errs.Key("no-eval"))
-	case c.NoEval && c.Metric != "" && c.Metric != metrics.All[0].Name:
+	case c.NoEval && c.Metric != "" && !metrics.IsDefault(c.Metric):
 		return errs.New(errs.Usage, "%v %s is of validation, and %v skips it; leave one out",
 			errs.Key("metric"), c.Metric, errs.Key("no-eval"))
 	case c.MinDelta > 0 && c.Patience == 0:
