@@ -221,13 +221,14 @@ func (f fingerprint) differs(was fingerprint) (field string, is, old any, ok boo
 	}{
 		{"dataset", f.Dataset, was.Dataset}, {"edges", f.Edges, was.Edges},
 		{"in_dim", f.InDim, was.InDim}, {"classes", f.Classes, was.Classes},
+		{"target", f.target(), was.target()},
 	} {
 		if x.is != x.old {
 			return x.name, x.is, x.old, true
 		}
 	}
-	if !f.Fit.Equal(was.Fit) {
-		return "targets, or weights of the loss,", f.Fit, was.Fit, true
+	if !f.Fit.Equal(was.Fit) { // numbers are the dataset's own, and so are their scales
+		return "weights of the loss", weightsText(f.Weights), weightsText(was.Weights), true
 	}
 	if field, is, old, ok = options.DifferPrinted(&f.Config, &was.Config); ok {
 		return field, is, old, true
@@ -236,6 +237,17 @@ func (f fingerprint) differs(was fingerprint) (field string, is, old any, ok boo
 		return "epochs", f.Horizon, was.Horizon, true
 	}
 	return "draws", f.draws(), was.draws(), f.draws() != was.draws()
+}
+
+// weightsText writes the first weights of a loss.
+func weightsText(w []float32) string {
+	switch {
+	case len(w) == 0:
+		return "none"
+	case len(w) > 10:
+		return fmt.Sprintf("%v and %d more", w[:10], len(w)-10)
+	}
+	return fmt.Sprint(w)
 }
 
 // state is a run's position and history: everything beside the tensors.

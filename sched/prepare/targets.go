@@ -241,6 +241,10 @@ func readWeights(key errs.Key, text string, n int) (w []float32, err error) {
 				"%v: weight %v at place %d; a weight is a number from 0 on", key, x, i)
 		}
 	}
+	if key == "class-weights" && slices.Max(w) == 0 {
+		return nil, errs.New(errs.Usage, "%v %s weighs every class 0: there is nothing to learn", key,
+			text)
+	}
 	return w, nil
 }
 
