@@ -79,6 +79,11 @@ class Network(nn.Module):  # type: ignore[misc]
         self.act = _ACTIVATIONS[config.get("activation", "relu")]()
         self.drop_input = nn.Dropout(config.get("feature-dropout", 0))
         self.drop = nn.Dropout(config.get("dropout", 0))
+        # Numbers were learnt less their mean and divided by their deviation.
+        scales = config.get("standard") or [{"mean": 0.0, "deviation": 1.0}]
+        for name in ("mean", "deviation"):
+            values = torch.tensor([float(s[name]) for s in scales], dtype=torch.float32)
+            self.register_buffer(name, values, persistent=False)
         self.load_parameters(named)
         self.eval()
 
@@ -95,16 +100,23 @@ class Network(nn.Module):  # type: ignore[misc]
         raise NotImplementedError
 
     def layers(self, graph: Any, x: torch.Tensor) -> torch.Tensor:
-        """Returns the scores of all nodes, before the softmax."""
+        """Returns the scores of all nodes, before the softmax; numbers in the dataset's unit."""
         x = self.drop_input(x)
         for i in range(self.depth):
             sums = self.layer(i, graph, x)
             if self.config.get("residual", False):
                 sums = sums + self.skips[i](x)
             if i == self.depth - 1:
-                return sums
+                return self.in_unit(sums)
             x = self.drop(self.act(self.norms[i](sums)))
         return x
+
+    def in_unit(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Returns outputs in the unit of the dataset's targets, as ``predict`` writes them."""
+        if not self.config.get("standard"):
+            return outputs
+        mean, deviation = self.get_buffer("mean"), self.get_buffer("deviation")
+        return outputs * deviation + mean
 
     def _views(self) -> Named:
         named: Named = {}

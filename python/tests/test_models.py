@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 from pathlib import Path
@@ -101,6 +102,16 @@ def check(site, library, name, layers=2, **options):
     equal(scores(model), site.scores(run, layers))
     equal(scores(load(run, "last")), site.scores(run, layers, parameters="last"))
     return model
+
+
+@pytest.mark.parametrize("library", ["pyg", "dgl"])
+def test_numbers_in_unit(site, tmp_path, monkeypatch, library):
+    monkeypatch.setenv("HELIOS_STATE", str(tmp_path / "state"))
+    other = copy.copy(site)
+    other.folder, other.dataset = tmp_path, tmp_path / "numbers"
+    numbers = np.stack([500 + 20 * site.x[:, 0], site.x[:, 1]], axis=1)
+    helios.save(other.dataset, site.x, site.edges, numbers, target="regression", binary=site.binary)
+    check(other, library, "run")
 
 
 @pytest.mark.parametrize("library", ["pyg", "dgl"])
