@@ -349,7 +349,8 @@ func aggregateBwd(b *cuda.Block, p *aggParams, gcn bool) error {
 	}
 	self := sum.X
 	if !gcn {
-		self = cuda.View[float32](p.Self, p.NumDst*d)
+		// lists of relations may be more than the sources
+		self = cuda.View[float32](p.Self, min(p.NumDst, p.NumSrc)*d)
 	}
 	lo, hi := b.Range(p.NumSrc)
 	from := uint32(0)

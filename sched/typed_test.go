@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -16,6 +17,7 @@ import (
 	"helios/sched/prepare"
 	"helios/sched/report"
 	"helios/sched/tiers"
+	"helios/sched/tiers/diskgnn"
 	"helios/sched/tiers/static"
 )
 
@@ -60,6 +62,26 @@ func TestTypedEveryWay(t *testing.T) {
 				require.Equal(t, first.res.TestAcc, r.res.TestAcc, m.Name)
 			}
 		})
+	}
+}
+
+// A mini-batch may have more lists than nodes, as each relation has a list for each destination.
+func TestTypedWithoutNeighbours(t *testing.T) {
+	d, feat := types.open(t)
+	s := bind(t, d, 1, "")
+	var none []string
+	for _, r := range d.Meta.Relations {
+		none = append(none, r.Name+"=0,0")
+	}
+	for _, model := range gnn.TypedArchs() {
+		cfg := typedConfig(model)
+		cfg.Bases, cfg.RelationFanouts = 0, strings.Join(none, ";")
+		cfg.Mode, cfg.PackedDir = diskgnn.ModeDiskGNN, t.TempDir()
+		r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+		require.NoError(t, r.err, model)
+		cfg.RelationFanouts = ""
+		r = train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+		require.ErrorContains(t, r.err, "were prepared with option relation-fanout cites=0,0;")
 	}
 }
 

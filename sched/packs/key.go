@@ -3,6 +3,7 @@ package packs
 import (
 	"fmt"
 	"reflect"
+	"strings"
 
 	"helios/internal/errs"
 	"helios/internal/units"
@@ -60,7 +61,7 @@ func (k Key) same(was Key, dir string) error {
 		if reflect.DeepEqual(x, y) {
 			continue
 		}
-		name := a.Type().Field(i).Tag.Get("json")
+		name, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("json"), ",")
 		plain, ok := notOptions[name]
 		what := errs.Text(plain)
 		if !ok {
