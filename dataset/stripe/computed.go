@@ -65,8 +65,12 @@ type Computed struct {
 	pieces   sync.Pool // *[]byte of a unit
 }
 
-// NewComputed prepares stripe o.Stripe of o.Stripes of d. Errors are of class usage.
+// NewComputed prepares stripe o.Stripe of o.Stripes of d. Errors are of class usage, or capability
+// where d has no rows.
 func NewComputed(ctx context.Context, d *dataset.Dataset, o ComputedOptions) (*Computed, error) {
+	if err := needRows(d); err != nil {
+		return nil, err
+	}
 	o.NoRowChecksums = o.NoRowChecksums || o.NoSums
 	c := &Computed{files: d}
 	row := int64(d.Meta.RowBytes())

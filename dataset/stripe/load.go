@@ -185,6 +185,16 @@ func checkTargets(ts []*target) error {
 	return nil
 }
 
+// needRows refuses a dataset without rows.
+func needRows(d *dataset.Dataset) error {
+	if d.Meta.Rows() > 0 {
+		return nil
+	}
+	return errs.New(errs.Capability,
+		"dataset %s: none of its types has rows, so there is nothing for SSDs to hold; import it with rows",
+		d.Dir())
+}
+
 // newLoader lays the rows out, and reports the sizes of that.
 func newLoader(d *dataset.Dataset, ts []*target,
 	o LoadOptions) (w *loader, r LoadReport, err error) {
@@ -194,10 +204,8 @@ func newLoader(d *dataset.Dataset, ts []*target,
 			return nil, r, err
 		}
 	}
-	if d.Meta.Rows() == 0 {
-		return nil, r, errs.New(errs.Capability,
-			"dataset %s: none of its types has rows, so there is nothing to load; import it with rows",
-			d.Dir())
+	if err := needRows(d); err != nil {
+		return nil, r, err
 	}
 	l, err := gpuio.NewLayout(d.Meta.Rows(), rt.RowBytes(d.Meta.Dim), len(ts), ts[0].lbaBytes)
 	if err != nil {
