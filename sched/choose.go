@@ -77,7 +77,11 @@ func factsOf(cfg *plan.Config, in *prepare.Inputs) (f facts, err error) {
 	f = facts{Auto: cfg.Mode == plan.ModeAuto, GPU: in.Dev.Info().Backend != "host",
 		Files: len(in.SSDs) > 0 && !slices.ContainsFunc(in.SSDs,
 			func(d *gpuio.SSD) bool { return d.BackingPath == "" }),
-		Rows: m.Nodes * int64(m.RowBytes()), Lists: (m.Nodes+1)*8 + m.Edges*4}
+		Rows: m.Rows() * int64(m.RowBytes())}
+	g := m.Graph()
+	for _, r := range g.Relations {
+		f.Lists += (g.NodeTypes[g.TypeOf(r.Dst)].Nodes+1)*8 + r.Edges*4
+	}
 	if boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
 		f.Boot = strings.TrimSpace(string(boot))
 	}

@@ -34,9 +34,9 @@ func (b *binder) bindComputed(ctx context.Context, model boundModel) (err error)
 		return err
 	}
 	defer closing(&err, d.Close)
-	if int64(n) > d.Meta.Nodes {
+	if int64(n) > d.Meta.Rows() {
 		return errs.New(errs.Usage, "{ssd-count} %d is more than the %d rows of %s", n,
-			d.Meta.Nodes, dir)
+			d.Meta.Rows(), dir)
 	}
 	want := make([]state.SSD, n)
 	for i := range want {

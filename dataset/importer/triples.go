@@ -102,6 +102,11 @@ func (im *triplesImport) run(ctx context.Context, file string) error {
 			open: func(ends) ([]edges.Source, error) { return []edges.Source{t.source()}, nil }}
 		if !im.opt.OneWay {
 			r.reverse = "rev_" + t.name
+			if _, there := im.relation[r.reverse]; there {
+				return errs.New(errs.Usage,
+					"%s: relation %q has the name that the reverse of %q would get; give {one-way}, which adds no reverses",
+					file, brief(r.reverse), brief(t.name))
+			}
 		}
 		im.rels = append(im.rels, r)
 	}

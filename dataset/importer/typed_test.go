@@ -371,7 +371,7 @@ func TestImportTriplesBad(t *testing.T) {
 		"a long name of a relation": {change: set(triples, "bob\t"+strings.Repeat("r", 200)+"\tann\n"),
 			want: []string{"a name has 1 to 128 bytes"}},
 		"a reverse that is there": {change: set(triples, "bob\tr\tann\nann\trev_r\tbob\n"),
-			want: []string{"the relation is there twice"}},
+			want: []string{`"rev_r" has the name that the reverse of "r" would get`}},
 		"65,536 relations": {change: set(triples, relations(32_768)+"bob\tx\tann\n"),
 			want: []string{"relations: there are 65538, must be 1 to 65535"}},
 		"a label of no node":    {change: set(labels, "eve\tkind\n"), want: []string{labels + ":1: node eve is in no triple"}},

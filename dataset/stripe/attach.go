@@ -61,7 +61,7 @@ func Find(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, o AttachOp
 		case computed && d.FeatureFunc() == nil:
 			a.Unchecked = "blocks of " + dataset.FeaturesName +
 				" are held against the seal when they are first read"
-		case computed && a.Unchecked == "":
+		case computed: // nobody loads them
 			a.Unchecked = "the SSDs compute rows and checksums when they are read"
 		}
 		return nil
