@@ -201,6 +201,7 @@ func TestTypedRefused(t *testing.T) {
 		"nor a normalisation":                 func(c *plan.Config) { c.Norm = "batch" },
 		"is no relation \"quotes\"":           func(c *plan.Config) { c.RelationFanouts = "quotes=1,1" },
 		"give NAME=F1,F2 with a fanout":       func(c *plan.Config) { c.RelationFanouts = "cites=1" },
+		"\"cites\" is there twice":            func(c *plan.Config) { c.RelationFanouts = "cites=1,1;cites=2,2" },
 		"\"cites\": give NAME=F1,F2 with":     func(c *plan.Config) { c.RelationFanouts = "cites" },
 	} {
 		cfg := typedConfig("rsage")

@@ -83,9 +83,15 @@ func relationFanouts(c *plan.Config, s *graph.Schema) ([][]int, error) {
 	for r := range all {
 		all[r] = c.Fanouts
 	}
+	seen := map[string]bool{}
 	for part := range strings.SplitSeq(c.RelationFanouts, ";") {
-		name, text, ok := strings.Cut(part, "=")
-		name = strings.TrimSpace(name)
+		eq := strings.LastIndexByte(part, '=') // a name may have one
+		ok := eq >= 0
+		name, text := strings.TrimSpace(part[:max(eq, 0)]), part[eq+1:]
+		if seen[name] {
+			return nil, errs.New(errs.Usage, "{relation-fanout}: relation %q is there twice", name)
+		}
+		seen[name] = true
 		var list []int
 		for f := range strings.SplitSeq(text, ",") {
 			n, err := strconv.Atoi(strings.TrimSpace(f))
