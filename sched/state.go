@@ -543,8 +543,9 @@ func group(path string, f *checkpoint.File, m *gnn.Model, prefix string) (tensor
 	for _, p := range m.Params() {
 		x, ok := f.Tensor(prefix + p.Name)
 		if !ok {
-			return nil, errs.New(errs.Device, "checkpoint %s: tensor %s%s is missing", path,
-				prefix, p.Name)
+			return nil, errs.New(errs.Device,
+				"checkpoint %s: tensor %s%s is missing; give the dataset that it was trained on",
+				path, prefix, p.Name)
 		}
 		if x.DType != "F32" || !slices.Equal(x.Shape, []int64{int64(p.Rows), int64(p.Cols)}) {
 			return nil, errs.New(errs.Device,
@@ -552,6 +553,14 @@ func group(path string, f *checkpoint.File, m *gnn.Model, prefix string) (tensor
 				x.DType, x.Shape, p.Rows, p.Cols)
 		}
 		t[p.Name] = x.Data
+	}
+	for i := range f.Tensors {
+		name, in := strings.CutPrefix(f.Tensors[i].Name, prefix)
+		if _, used := t[name]; in && !used {
+			return nil, errs.New(errs.Device,
+				"checkpoint %s: tensor %s%s is none of the model's: the dataset has other types or relations; give the one that it was trained on",
+				path, prefix, name)
+		}
 	}
 	return t, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -13,6 +14,7 @@ import (
 	"helios/gnn"
 	"helios/graph"
 	"helios/internal/errs"
+	"helios/sched/checkpoint"
 	"helios/sched/plan"
 	"helios/sched/prepare"
 	"helios/sched/report"
@@ -171,6 +173,16 @@ func TestTypedEvaluateAndPredict(t *testing.T) {
 	_, err = Predict(ctx, plan.Config{}, in, cfg.CheckpointDir, []int64{int64(len(all))},
 		report.Outputs{}, nil, report.Observer{})
 	require.ErrorContains(t, err, fmt.Sprintf("nodes are 0 to %d", len(all)-1))
+
+	// A model of more relations is not that of this dataset.
+	path := filepath.Join(cfg.CheckpointDir, checkpointName)
+	f, err := checkpoint.Load(path)
+	require.NoError(t, err)
+	f.Tensors = append(f.Tensors, checkpoint.Tensor{Name: "model.layer0.paper:sells:paper.bias",
+		DType: "F32", Shape: []int64{1}, Data: make([]byte, 4)})
+	require.NoError(t, checkpoint.Save(path, f))
+	_, err = Evaluate(ctx, plan.Config{LastParameters: true}, in, path, "test", report.Observer{})
+	require.ErrorContains(t, err, "sells:paper.bias is none of the model's")
 }
 
 // Without a GPU, a typed graph that does not fit into memory is read by the CPU: no plan knows it.
