@@ -48,6 +48,16 @@ func IsFile(name string) bool {
 	return err == nil && dir == partDir(part, i)+"/" && slices.Contains(partFiles[part], base)
 }
 
+// IsPart reports whether a name, relative to the folder, is that of a folder of such files.
+func IsPart(name string) bool {
+	part, number, in := strings.Cut(name, "/")
+	if _, known := partFiles[part]; !known || !in {
+		return known
+	}
+	i, err := strconv.Atoi(number)
+	return err == nil && name == partDir(part, i)
+}
+
 // SealBlock returns how much of a file a checksum is of: --topology ssd reads and checks the ids by
 // page.
 func SealBlock(name string) int64 {

@@ -362,14 +362,23 @@ func lentToGroup(dir string) (string, error) {
 			return "", no
 		}
 	}
-	files, err := os.ReadDir(real)
-	if err != nil {
-		return "", no
-	}
-	for _, f := range files {
-		if !f.IsDir() && (!f.Type().IsRegular() || !may(filepath.Join(real, f.Name()), 0o004)) {
-			return "", no
+	if err := filepath.WalkDir(real, func(path string, f fs.DirEntry, err error) error {
+		lent := err == nil
+		switch {
+		case !lent || path == real:
+		case f.IsDir() && !dataset.IsPart(path[len(real)+1:]):
+			return fs.SkipDir // of what runs keep
+		case f.IsDir():
+			lent = may(path, 0o005)
+		default:
+			lent = f.Type().IsRegular() && may(path, 0o004)
 		}
+		if !lent {
+			return no
+		}
+		return nil
+	}); err != nil {
+		return "", no
 	}
 	return real, nil
 }

@@ -584,6 +584,18 @@ func TestServeLendsNoRights(t *testing.T) {
 		require.Equal(t, errs.Refused, errs.ClassOf(err), path)
 		require.NoError(t, os.Chmod(path, st.Mode()))
 	}
+	require.NoError(t, os.Mkdir("g/hotness", 0o700)) // of runs
+	require.NoError(t, os.MkdirAll("g/nodes/000", 0o755))
+	require.NoError(t, os.WriteFile("g/nodes/000/features.npy", nil, 0o644))
+	d, err = b.Open(t.Context(), serve.OpenRequest{Dataset: abs("g"), Foreign: true})
+	require.NoError(t, err)
+	require.NoError(t, d.Close())
+	for _, path := range []string{"g/nodes/000/features.npy", "g/nodes/000", "g/nodes"} {
+		require.NoError(t, os.Chmod(path, 0o700))
+		_, err = b.Open(t.Context(), serve.OpenRequest{Dataset: abs("g"), Foreign: true})
+		require.Equal(t, errs.Refused, errs.ClassOf(err), path)
+		require.NoError(t, os.Chmod(path, 0o755))
+	}
 	require.NoError(t, os.Chmod(dir, 0o700))
 	_, err = b.Open(t.Context(), serve.OpenRequest{Dataset: abs("g"), Foreign: true})
 	require.Equal(t, errs.Refused, errs.ClassOf(err))
