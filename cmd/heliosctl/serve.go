@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -330,6 +331,9 @@ func (b *serveBackend) Open(_ context.Context, q serve.OpenRequest) (serve.Datas
 	if err != nil {
 		return nil, err
 	}
+	if err := prepare.RefuseTypes(d, "a loader"); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
 	return &servedDataset{b: b, d: d, q: q}, nil
 }
 
@@ -453,8 +457,23 @@ func (d *servedDataset) Close() error { return d.d.Close() }
 func (d *servedDataset) Info() serve.DatasetInfo {
 	m := d.d.Meta
 	return serve.DatasetInfo{Name: m.Name, UUID: m.UUID, Nodes: m.Nodes, Edges: m.Edges, Dim: m.Dim,
-		Classes: m.Classes, RowDType: m.RowType().String(),
+		Classes: m.Classes, RowDType: m.RowType().String(), Arrays: arraysOf(m.Graph()),
 		Splits: map[string]int64{"train": m.Train, "val": m.Val, "test": m.Test}}
+}
+
+// arraysOf returns the files of a graph of one type, relative to its folder.
+func arraysOf(g dataset.Schema) map[string]string {
+	edges, task := g.Relations[0].Dir, g.Tasks[0].Dir
+	all := map[string]string{
+		"features": path.Join(g.NodeTypes[0].Dir, dataset.FeaturesName),
+		"indptr":   path.Join(edges, dataset.IndptrName),
+		"indices":  path.Join(edges, dataset.IndicesName),
+		"labels":   path.Join(task, dataset.LabelsName),
+	}
+	for _, name := range dataset.Splits {
+		all[name] = path.Join(task, name+".npy")
+	}
+	return all
 }
 
 // loaderOptions are those of train that a loader heeds.

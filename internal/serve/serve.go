@@ -53,6 +53,9 @@ type DatasetInfo struct {
 	Classes  int              `json:"classes"`
 	RowDType string           `json:"row_dtype"`
 	Splits   map[string]int64 `json:"splits"`
+	// Arrays has the .npy files of features, labels, indptr, indices and the splits, relative to
+	// the dataset's folder.
+	Arrays map[string]string `json:"arrays"`
 }
 
 // LoaderRequest describes the mini-batches of a loader. Nodes, where not nil, replace Split.

@@ -22,26 +22,40 @@ PathLike = str | os.PathLike[str]
 Array = np.ndarray[Any, Any]
 
 
+UNKNOWN_LABEL = 255  # in labels.npy of several labels a node
+
+
 class Files:
     """The arrays of a dataset's folder, mapped when they are asked for."""
 
     #: what :meth:`of_batch` finds
     LAZY = ("e_id", "train_mask", "val_mask", "test_mask")
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, names: Mapping[str, str] | None = None) -> None:
+        """Takes the folder, and the files in it of arrays whose names alone do not tell them."""
         self.folder = folder
+        self._names = dict(names or {})
         self._mapped: dict[str, Array] = {}
 
     def array(self, name: str) -> Array:
         """Returns ``features``, ``labels``, ``indptr``, ``indices``, or the nodes of a split."""
         a = self._mapped.get(name)
         if a is None:
-            path = Path(self.folder) / f"{name}.npy"
+            path = Path(self.folder) / self._names.get(name, f"{name}.npy")
             try:
                 a = self._mapped[name] = np.load(path, mmap_mode="r")
             except (OSError, ValueError) as e:
                 raise UsageError(f"{path} cannot be read: {e}") from None
         return a
+
+    def targets(self, nodes: Any = slice(None)) -> Array:
+        """Returns classes, int64 [nodes]; of several labels or numbers float32 rows."""
+        a = self.array("labels")
+        of: Array = a[nodes]
+        y: Array = of.astype(np.int64 if a.ndim == 1 else np.float32)
+        if a.dtype == np.uint8:
+            y[of == UNKNOWN_LABEL] = np.nan
+        return y
 
     def mask(self, split: str) -> Array:
         """Returns which nodes a split has, bool [nodes]."""
@@ -115,7 +129,7 @@ class Files:
         return np.stack([row[both], col[both]]), flat[both]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Files, (self.folder,)
+        return Files, (self.folder, self._names)
 
 
 @dataclass(frozen=True)
@@ -144,7 +158,6 @@ class Dataset:
         self._handle = 0
         self._closed = False
         self._finalizer: weakref.finalize[Any, Any] | None = None
-        self.files = Files(how.dataset)
         self._describe(self._connect()[2])
 
     def _describe(self, d: Mapping[str, Any]) -> None:
@@ -158,6 +171,8 @@ class Dataset:
             self.row_dtype = str(d["row_dtype"])
             #: how many nodes each split has, by its name
             self.splits: dict[str, int] = {str(k): int(v) for k, v in d["splits"].items()}
+            arrays = {str(k): str(v) for k, v in d.get("arrays", {}).items()}
+            self.files = Files(self._how.dataset, arrays)
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             self.close()
             raise ProtocolError(f"the daemon described the dataset as {d!r}: {e!r}") from None
@@ -173,8 +188,11 @@ class Dataset:
 
     @property
     def y(self) -> Any:
-        """Labels of all nodes, int64 [nodes], -1 where there is none."""
-        return _tensor(self.files.array("labels").astype(np.int64))
+        """Labels of all nodes, int64 [nodes], -1 where there is none.
+
+        Several labels a node and numbers are float32 [nodes, columns], NaN where there is none.
+        """
+        return _tensor(self.files.targets())
 
     @property
     def edge_index(self) -> Any:

@@ -52,6 +52,7 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
         super().__init__()
         self.dataset = dataset
         self._options = {"mode": "cpu", "gpu_cache": "0", "cpu_cache": "0", **options}
+        self._chosen = not {"mode", "io_stack"} & set(options)  # how to read, by us
         self._labels = dataset.files.array("labels")
 
     def get_all_tensor_attrs(self) -> list[Any]:
@@ -60,13 +61,15 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
 
     def _get_tensor_size(self, attr: Any) -> tuple[int, ...]:
         nodes = self.dataset.num_nodes
-        return (nodes, self.dataset.num_features) if self._named(attr) == "x" else (nodes,)
+        if self._named(attr) == "x":
+            return nodes, self.dataset.num_features
+        return tuple(self._labels.shape)
 
     def _get_tensor(self, attr: Any) -> Any:
         name = self._named(attr)
         nodes = _nodes(attr.index, self.dataset.num_nodes)
         if name == "y":
-            return torch.from_numpy(self._labels[nodes].astype(np.int64))
+            return torch.from_numpy(self.dataset.files.targets(nodes))
         return self._rows(nodes)
 
     def _rows(self, nodes: Array) -> Any:
@@ -76,19 +79,30 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
             return nothing[:0]
         if len(distinct) == len(nodes):
             distinct = nodes  # each once: in their order there is nothing to deal out
-        loader = NumpyLoader(
-            self.dataset,
-            [1],  # of a graph without edges: only the nodes themselves
-            batch_size=len(distinct),
-            input_nodes=distinct,
-            slots=2,
-            no_edges=True,
-            **self._options,
-        )
+        loader = self._loader(distinct)
         (batch,) = loader
         loader.close()
         rows = tensor(batch.x, batch.x_dtype)
         return rows if distinct is nodes else rows[torch.from_numpy(places.reshape(-1))]
+
+    def _loader(self, nodes: Array) -> NumpyLoader:
+        try:
+            return NumpyLoader(
+                self.dataset,
+                [1],  # of a graph without edges: only the nodes themselves
+                batch_size=len(nodes),
+                input_nodes=nodes,
+                slots=2,
+                no_edges=True,
+                **self._options,
+            )
+        except CapabilityError:
+            if not self._chosen:
+                raise
+        # The kernel has no file of the SSDs, or there are none but the dataset's folder.
+        self._chosen = False
+        self._options["io_stack"] = "async"
+        return self._loader(nodes)
 
     def _named(self, attr: Any) -> str:
         name = str(attr.attr_name)

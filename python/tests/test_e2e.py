@@ -302,6 +302,47 @@ def test_save(site, tmp_path):
     assert np.array_equal(saved, prices, equal_nan=True)
 
 
+def test_labels_and_numbers(site, tmp_path, monkeypatch):
+    """y of several labels a node and of numbers: of the dataset, seeds, all nodes, and stores."""
+    monkeypatch.setenv("HELIOS_STATE", str(tmp_path / "state"))  # no SSD: the folder has the rows
+    rng = np.random.default_rng(1)
+    x, edges = rng.random((50, 6), np.float32), rng.integers(0, 50, (2, 200))
+    labels = rng.integers(0, 2, (50, 3)).astype(np.uint8)
+    labels[4, 1] = 255
+    prices = rng.random((50, 2), np.float32)
+    prices[3, 1] = np.nan
+    splits = {"train": np.arange(30), "val": np.arange(30, 40), "test": np.arange(40, 50)}
+    for target, y in (("multi-label", labels), ("regression", prices)):
+        want = np.where(y == 255, np.nan, y).astype(np.float32)
+        out = tmp_path / target
+        helios.save(out, x, edges, y, splits, target=target, binary=site.binary)
+        with helios.open(out, binary=site.binary) as ds:
+            assert np.asarray(ds.y).dtype == np.float32
+            assert np.array_equal(np.asarray(ds.y), want, equal_nan=True)
+            assert np.array_equal(np.asarray(ds.x), x)
+            assert np.flatnonzero(ds.train_mask).tolist() == list(range(30))
+            ends = zip(*np.asarray(ds.edge_index).tolist(), strict=True)
+            assert sorted(ends) == sorted(zip(*edges.tolist(), strict=True))
+            for all_labels in (False, True):
+                for b in helios.NumpyLoader(ds, [3, 2], batch_size=8, all_labels=all_labels):
+                    nodes = b.n_id if all_labels else b.n_id[: b.num_seeds]
+                    assert np.array_equal(b.y, want[nodes], equal_nan=True)
+            with contextlib.suppress(helios.CapabilityError):  # no PyTorch, or no PyG
+                from helios.pyg import stores
+
+                features, _ = stores(ds)
+                assert features.get_tensor_size(None, "y") == want.shape
+                for name, all_rows in (("x", x), ("y", want)):
+                    rows = features.get_tensor(None, name, index=slice(2, 5)).numpy()
+                    assert np.array_equal(rows, all_rows[2:5], equal_nan=True)
+
+
+def test_typed_graph_is_refused(site, tmp_path):
+    site.run("generate", "--kind=typed", "--nodes=1000", f"--out={tmp_path / 't'}")
+    with pytest.raises(helios.CapabilityError, match="typed graph"):
+        helios.open(tmp_path / "t", binary=site.binary)
+
+
 def test_save_takes_what_others_have(site, tmp_path):
     """Fortran's order, SciPy, pandas, bfloat16 and PyG's Data make the folder that NumPy makes."""
     rng = np.random.default_rng(1)
