@@ -360,6 +360,13 @@ def _with_lazy(data: Any) -> Any:
     return type("Data", (data,), {**members, "__getitem__": item, "__module__": __name__})
 
 
+def __getattr__(name: str) -> Any:
+    """Has pickle find the class of batches, which is made when PyG is there."""
+    if name == "Data":
+        return _kinds()[0]
+    raise AttributeError(f"module {__name__} has no attribute {name}")
+
+
 def _other_edges(item: Any, kind: str, files: Files) -> None:
     """Gives a batch all edges between its nodes, or those that were drawn both ways."""
     n_id = _numpy(item.n_id)

@@ -382,3 +382,13 @@ def test_links_over_the_stores(graph, monkeypatch, mode):
         links += [e for e, label in zip(ends, batch.edge_label.tolist(), strict=True) if label]
         assert len(ends) == 2 * int(batch.edge_label.sum())
     assert links == pairs(graph.edge_index)
+
+
+def test_batches_are_pickled(graph):
+    """A batch goes from a process to another, as from workers of torch's DataLoader."""
+    for batch in NeighborLoader(graph, [3, 2], batch_size=50, seed=1):
+        other = pickle.loads(pickle.dumps(batch))
+        assert type(other) is type(batch)
+        assert torch.equal(other.x, batch.x)
+        assert torch.equal(other.e_id, batch.e_id)
+        assert torch.equal(other.train_mask, batch.train_mask)
