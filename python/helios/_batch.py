@@ -104,7 +104,9 @@ class Batch(_Moves):
     hop_end: list[int]  #: nodes after each hop; hop_end[0] is num_seeds
     n_id: Any  #: int64 [rows], numbers of the nodes in the dataset
     x: Any  #: [rows, dim], their features
-    y: Any  #: int64 [num_seeds], labels of the seeds, -1 where there is none; [rows]: of all
+    #: int64 [num_seeds], labels of the seeds, -1 where there is none; several labels a node and
+    #: numbers are float32 rows, NaN where there is none. Of all nodes with all_labels.
+    y: Any
     edge_index: Any  #: int64 [2, edges]: source and destination, positions in n_id
     blocks: list[Block] = field(default_factory=list)  #: blocks[h] is what hop h drew
     num_sampled_edges: list[int] = field(default_factory=list)  #: of edge_index, by hop

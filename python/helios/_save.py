@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ._errors import UsageError
+from ._errors import CapabilityError, UsageError
 from ._verbs import Record, flags, run
 
 
@@ -50,6 +50,10 @@ def save(
         the import's result.
     """
     named = dict(splits or {})
+    if hasattr(features, "node_types"):
+        raise CapabilityError(
+            "a HeteroData has types, and save takes graphs of one type: give data.to_homogeneous()"
+        )
     if hasattr(features, "edge_index") and hasattr(features, "x"):
         if edge_index is not None or labels is not None:
             raise UsageError("give a Data alone, or its arrays")

@@ -79,7 +79,8 @@ class NeighborLoader(Loader[Any]):
 
     =====================  ===================================================================
     ``x``                  [rows, dim], features of all nodes of the batch
-    ``y``                  int64 [rows], their labels, -1 where there is none
+    ``y``                  int64 [rows], their labels, -1 where there is none; float32 rows, NaN
+                           where there is none, of several labels a node and of numbers
     ``train_mask``, …      bool [rows], whether a node is of that split; ``val_mask``, ``test_mask``
     ``n_id``               int64 [rows], numbers of the nodes in the dataset, the seeds first
     ``edge_index``         int64 [2, edges], each node's neighbours drawn once

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import types
 from pathlib import Path
 
 import numpy as np
@@ -295,6 +296,8 @@ def test_save(site, tmp_path):
     )
     with pytest.raises(helios.HeliosError):
         helios.save(out, x, edges, y, splits, binary=site.binary)
+    with pytest.raises(helios.CapabilityError, match="HeteroData"):
+        helios.save(tmp_path / "h", types.SimpleNamespace(node_types=["a", "b"]))
     prices = rng.random((50, 2), np.float32)
     prices[3, 1] = np.nan
     helios.save(tmp_path / "p", x, edges, prices, splits, target="regression", binary=site.binary)
