@@ -96,7 +96,7 @@ func (s *softmax) weighed(x reg.VecVirtual, label string) {
 	Label(label)
 }
 
-// looped multiplies x, the exp of the self loop's score, by the loop's weight, where loops have one.
+// looped multiplies x, the exp of the self loop's score, by the loop's weight, if loops have one.
 func (s *softmax) looped(x reg.VecVirtual) reg.VecVirtual {
 	w, weight := vec.Arg(s.args, softLoops), YMM()
 	TESTQ(w, w)
