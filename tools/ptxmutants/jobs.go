@@ -34,6 +34,7 @@ var jobs = []job{
 	{"gnn", "^TestGPUTranspose$", nil},
 	{"gnn", "^TestGPUColumnSums$", nil},
 	{"gnn", "^TestGPULoss$", nil},
+	{"gnn", "^TestGPUDenseLoss$", nil},
 	{"gnn", "^TestGPUPredictionsOfNaN$", nil},
 	{"gnn", "^TestGPUAdam$", nil},
 	{"gnn", "^TestGPUShardSum$", nil},
