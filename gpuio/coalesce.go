@@ -145,8 +145,9 @@ func (l *Layout) cut(keys []uint64, window int64, from uint32, runs []uint32) in
 	return m
 }
 
-// reachBytes is how far apart two rows may begin that share a command: an SSD reads so many bytes
-// at the cost of one block, so reading the rows between costs less than a second command.
+// reachBytes bounds the distance between the beginnings of two rows that share a command. An SSD
+// reads so many bytes at the cost of one block, so the rows between cost less than another command
+// does.
 const reachBytes = 4096
 
 // reach returns the most LBAs from one row of a run to the next, which are adjacent where rows are
