@@ -1,0 +1,44 @@
+// Package table reads tables of rows and columns from files: CSV, Parquet and their like. It knows
+// nothing of graphs; dataset/importer makes nodes, edges and features of what it reads.
+package table
+
+// Kind is the type of a column's cells.
+type Kind int
+
+// The kinds of cells. Text files have Text alone, whose cells an importer parses.
+const (
+	Text  Kind = iota // bytes of UTF-8: Data and Offsets
+	Int               // int64: Ints
+	Uint              // uint64: Ints, the same bits
+	Float             // float64: Floats
+	Bool              // Ints, 0 or 1
+	Time              // Ints, microseconds since 1970 UTC
+	List              // Values, cut by Offsets
+)
+
+// Column is one column of a batch of rows. Its memory belongs to the reader until the next batch.
+type Column struct {
+	Name    string
+	Kind    Kind
+	Missing []bool // by row; nil where no cell is missing
+	Ints    []int64
+	Floats  []float64
+	Data    []byte  // Text: cell i is Data[Offsets[i]:Offsets[i+1]]
+	Offsets []int   // Text and List: one more than rows
+	Values  *Column // List: cell i is Values' rows Offsets[i] to Offsets[i+1]
+}
+
+// Batch is some successive rows of one file.
+type Batch struct {
+	File    string
+	First   int64 // number of the batch's first row in its file, from 0
+	Line    int64 // text files: line of the first row, from 1; else 0
+	Rows    int
+	Columns []Column
+}
+
+// Text returns the bytes of cell i of a column of Text.
+func (c *Column) Text(i int) []byte { return c.Data[c.Offsets[i]:c.Offsets[i+1]] }
+
+// IsMissing reports whether cell i has no value.
+func (c *Column) IsMissing(i int) bool { return c.Missing != nil && c.Missing[i] }
