@@ -61,10 +61,10 @@ func requireExtents(t testing.TB, dir string, s *ssdSet) {
 	}
 	require.NotEmpty(t, want)
 	for _, x := range s.ssds {
-		sb, _, err := stripe.ReadSuperblock(context.Background(), x)
+		c, _, err := stripe.Contents(context.Background(), x)
 		require.NoError(t, err)
 		var got []uuid.UUID
-		for _, e := range sb.Pages.All() {
+		for _, e := range c[0].Pages.All() {
 			require.Equal(t, stripe.StateComplete, e.State)
 			got = append(got, e.ID)
 		}

@@ -214,7 +214,7 @@ func TestBadDatasetsAndSSDs(t *testing.T) {
 		{"not loaded", func(t *testing.T) {
 			gen(t, "g", "1")
 			ok(t, "bind-ssds", "--proxy", "a.img", "--size", "4MiB")
-		}, "train g", 5, []string{"ssd0", "load"}, ""},
+		}, "train g --ssds ssd0", 5, []string{"ssd0", "load"}, ""},
 		{"part of the dataset gone",
 			func(t *testing.T) { two(t); require.NoError(t, os.Remove("g/labels.npy")) }, "train g",
 			5, []string{"g/labels.npy is missing", "import the dataset again"}, ""},
@@ -241,11 +241,15 @@ func TestBadDatasetsAndSSDs(t *testing.T) {
 		{"an SSD twice to unbind", two, "unbind-ssds ssd0 ssd0", 2,
 			[]string{"names SSD ssd0 twice"}, ""},
 		{"superblock of another dataset", func(t *testing.T) { two(t); gen(t, "h", "2") },
-			"train h", 4, []string{"ssd0"}, ""},
-		{"load over another dataset", func(t *testing.T) { two(t); gen(t, "h", "2") }, "load h", 4,
-			[]string{"ssd0", "--force"}, ""},
-		{"load over another dataset, all serials", func(t *testing.T) { two(t); gen(t, "h", "2") },
-			"load h", 4, []string{"2 of the 2 SSDs", "overwrites all of them"}, ""},
+			"train h --mode cpu", 3, []string{"the bound SSDs do not hold it"}, ""},
+		{"superblock of another dataset on a named SSD", func(t *testing.T) { two(t); gen(t, "h", "2") },
+			"train h --ssds ssd0", 4, []string{"ssd0"}, ""},
+		{"load where another dataset leaves no room", func(t *testing.T) {
+			two(t)
+			ok(t, "generate", "--nodes", "31500", "--dim", "32", "--classes", "3", "--out", "h")
+		}, "load h", 4, []string{"ssd0", `"g"`, "free in one piece", "heliosctl unload", "--force"}, ""},
+		{"unload of nothing", two, "unload", 2, []string{"needs a DATASET"}, ""},
+		{"unload of what is not there", two, "unload h", 2, []string{"they hold: g ("}, ""},
 		{"training without labels", func(t *testing.T) {
 			require.NoError(t, os.WriteFile("e.csv", []byte("0,1\n1,2\n"), 0o644))
 			ok(t, "import", "edges", "--in", "e.csv", "--out", "g", "--feature-fn", "random")

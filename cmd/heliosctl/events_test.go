@@ -66,6 +66,7 @@ var verbEvents = []struct {
 	{"train", "seed", report.Result{}},
 	{"unbind-ssds", "unbound", unboundReport{}},
 	{"unbind-ssds", "unbound", unboundSoftware{}},
+	{"unload", "result", unloaded{}},
 	{"verify", "files", dataset.FilesReport{}},
 	{"verify", "layout", parted.VerifyReport{}},
 	{"verify", "packs", packs.VerifyReport{}},

@@ -18,8 +18,9 @@ func loadCommand() *cli.Command {
 		Name:      "load",
 		Usage:     "stripe a dataset's features over the SSDs, with superblocks and checksums",
 		ArgsUsage: "[DATASET]",
-		Description: "SSDs that hold another dataset, pages that were prepared or anything else are refused, unless --force names\n" +
-			"their serial numbers. An SSD is blank where its first and last MiB are all zeroes, and so are some 2,000 places\n" +
+		Description: "SSDs may hold several datasets: load takes the room that others leave, and unload frees some. SSDs without\n" +
+			"room, or with prepared pages of this dataset or anything else on them are refused, unless --force names their serial\n" +
+			"numbers: then they hold this dataset alone. An SSD is blank where its first and last MiB are all zeroes, and so are some 2,000 places\n" +
 			"between them. To empty one: \"blkdiscard\" of the whole SSD, while the kernel has it.\n\n" +
 			"A load that was interrupted, by Ctrl-C, a kill or a power failure, is resumed by the next one of the\n" +
 			"same dataset with the same options over the same SSDs in the same order; it checks a sample of what is there\n" +

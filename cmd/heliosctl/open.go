@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"helios/dataset"
+	"helios/dataset/stripe"
 	"helios/gpuio"
 	"helios/internal/bound"
 	"helios/internal/errs"
@@ -116,26 +117,37 @@ func (o *ssdOpener) open(ctx context.Context) (*ssdSet, error) {
 		return nil, err
 	}
 	if len(chosen) == 0 && o.data != nil && len(st.Unfinished) == 0 {
-		return o.openData(ctx)
+		return o.openData(ctx, "no SSD is bound")
 	}
 	if len(chosen) == 0 {
 		return nil, errs.New(errs.Usage,
 			"no SSD is bound in %s; bind some with \"heliosctl bind-ssds\" ({state} DIR chooses another list)",
 			o.store.Dir())
 	}
-	return o.openThese(ctx, chosen)
+	set, err := o.openThese(ctx, chosen)
+	if err != nil || o.data == nil || len(o.names) > 0 || !o.faults.Empty() {
+		return set, err
+	}
+	absent, err := stripe.Absent(ctx, o.data, set.SSDs)
+	if err == nil && !absent {
+		return set, nil
+	}
+	if err = errors.Join(err, set.Close()); err != nil {
+		return nil, err
+	}
+	return o.openData(ctx, "the bound SSDs do not hold it")
 }
 
-// openData has the dataset's own files play an SSD.
-func (o *ssdOpener) openData(ctx context.Context) (*ssdSet, error) {
+// openData has the dataset's own files play an SSD, for the reason that it notes.
+func (o *ssdOpener) openData(ctx context.Context, why string) (*ssdSet, error) {
 	for _, s := range o.stacks {
 		if kind, err := gpuio.FindStack(o.stackOf(s)); err == nil && !kind.Queued {
 			return nil, errs.New(errs.Capability,
-				"%v %s reads SSDs through the kernel, and no SSD is bound; bind files with \"heliosctl bind-ssds --proxy FILE\" and load the dataset onto them, or use %s",
-				errs.Key(o.stackFlag), s, o.queuedWay())
+				"%v %s reads SSDs through the kernel, and %s; bind files with \"heliosctl bind-ssds --proxy FILE\" and load the dataset onto them, or use %s",
+				errs.Key(o.stackFlag), s, why, o.queuedWay())
 		}
 	}
-	o.ui.Note("no SSD is bound, so rows are read from %s", o.data.RowSource())
+	o.ui.Note("%s, so rows are read from %s", why, o.data.RowSource())
 	return o.opened(o.opener().OpenDataset(ctx, o.data))
 }
 

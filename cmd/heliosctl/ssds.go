@@ -58,10 +58,25 @@ type ssdReport struct {
 	RowBytes    int          `json:"row_bytes,omitempty"`
 	Loaded      bool         `json:"loaded"` // the load was finished
 	Pages       []pagesLine  `json:"pages,omitempty"`
-	Content     string       `json:"content"` // for people
+	// all datasets there; the keys above are of the first
+	Datasets []heldLine `json:"datasets,omitempty"`
+	Free     int64      `json:"free_bytes,omitempty"` // in one piece, beside datasets
+	Content  string     `json:"content"`              // for people
 	// what is lost of the second superblock and of the checksum tables, where rows may be whole
 	Damage []string `json:"damage,omitempty"`
 	InUse  bool     `json:"in_use"` // by another heliosctl
+}
+
+// heldLine is a dataset on an SSD.
+type heldLine struct {
+	Name     string `json:"name"`
+	UUID     string `json:"uuid"`
+	Stripe   int    `json:"stripe"`
+	Stripes  int    `json:"stripes"`
+	RowDType string `json:"row_dtype"`
+	RowBytes int    `json:"row_bytes"`
+	Bytes    int64  `json:"bytes"` // here, with checksums and pages
+	Loaded   bool   `json:"loaded"`
 }
 
 // pagesLine is a store of pages beside a dataset.
@@ -195,19 +210,21 @@ func (i *inspector) inspect(ctx context.Context, d state.SSD) (r ssdReport, err 
 		return r, err
 	}
 	r.SMART, r.Health = smart(log), health(log, d.Kind == state.KindComputed)
-	sb, lost, err := stripe.ReadSuperblock(ctx, s)
+	all, free, err := stripe.Contents(ctx, s)
 	if err != nil && !errors.Is(err, stripe.ErrNoSuperblock) {
 		return r, err
 	}
-	there := err == nil
-	r.content(sb, there)
-	if r.Damage = lost; len(lost) > 0 {
+	r.content(all, free)
+	for _, c := range all {
+		r.Damage = append(r.Damage, c.Lost...)
+	}
+	if len(r.Damage) > 0 {
 		r.Content += ", damaged"
 		r.Next = fmt.Sprintf(
 			"%s; \"heliosctl verify\" finds what else is lost, and \"heliosctl load\" writes all of it anew",
-			strings.Join(lost, "; "))
+			strings.Join(r.Damage, "; "))
 	}
-	if !there {
+	if len(all) == 0 {
 		marks, err := stripe.ForeignContent(ctx, s)
 		if err != nil {
 			return r, err
@@ -229,30 +246,44 @@ func smart(log nvme.SMARTLog) *smartReport {
 	}
 }
 
-// content fills in the dataset of a superblock, where there is one.
-func (r *ssdReport) content(sb stripe.Superblock, there bool) {
-	if !there {
-		r.Content = "none"
+// content fills in the datasets on an SSD, and the room beside them.
+func (r *ssdReport) content(all []stripe.Content, free int64) {
+	if r.Content = "none"; len(all) == 0 {
 		return
 	}
-	r.Dataset, r.DatasetUUID, r.Stripe, r.Stripes = sb.Name, sb.UUID.String(), &sb.StripeIndex,
-		sb.StripeCount
-	r.RowDType, r.RowBytes = sb.RowType.String(), sb.RowBytes
-	r.Loaded = sb.State == stripe.StateComplete
-	r.Content = fmt.Sprintf("%s, stripe %d of %d, rows of %d B (%s)", sb.Name, sb.StripeIndex,
-		r.Stripes, sb.RowBytes, sb.RowType)
-	if !r.Loaded {
-		r.Content += ", load unfinished"
+	var texts []string
+	for i := range all {
+		texts = append(texts, r.dataset(&all[i].Superblock))
+	}
+	first := r.Datasets[0]
+	r.Dataset, r.DatasetUUID, r.Stripe, r.Stripes = first.Name, first.UUID, &first.Stripe,
+		first.Stripes
+	r.RowDType, r.RowBytes, r.Loaded = first.RowDType, first.RowBytes, first.Loaded
+	r.Free = free
+	r.Content = strings.Join(texts, "; ") + "; " + units.FormatBytes(free) + " free"
+}
+
+// dataset fills in one dataset, and returns it in words.
+func (r *ssdReport) dataset(sb *stripe.Superblock) string {
+	d := heldLine{Name: sb.Name, UUID: sb.UUID.String(), Stripe: sb.StripeIndex,
+		Stripes: sb.StripeCount, RowDType: sb.RowType.String(), RowBytes: sb.RowBytes,
+		Bytes: sb.Bytes(), Loaded: sb.State == stripe.StateComplete}
+	r.Datasets = append(r.Datasets, d)
+	text := fmt.Sprintf("%s, stripe %d of %d, rows of %d B (%s)", d.Name, d.Stripe, d.Stripes,
+		d.RowBytes, d.RowDType)
+	if !d.Loaded {
+		text += ", load unfinished"
 	}
 	for _, x := range sb.Pages.All() {
 		l := pagesLine{Pack: x.ID.String(), Pages: x.Pages, PageBytes: x.PageBytes,
 			Bytes: x.LBAs * int64(sb.LBABytes), Finished: x.State == stripe.StateComplete}
 		r.Pages = append(r.Pages, l)
-		r.Content += fmt.Sprintf(", pages of pack %s (%s)", l.Pack, units.FormatBytes(l.Bytes))
+		text += fmt.Sprintf(", pages of pack %s (%s)", l.Pack, units.FormatBytes(l.Bytes))
 		if !l.Finished {
-			r.Content += " unfinished"
+			text += " unfinished"
 		}
 	}
+	return text
 }
 
 // health is the SMART log in words (NVMe base specification, Get Log Page 02h).

@@ -211,13 +211,13 @@ func (i *inspector) describeContent(ctx context.Context, c *controller, r *ssdRe
 		return // unknown
 	}
 	defer f.Close() //nolint:errcheck // only read
-	sb, err := stripe.ReadSuperblockFrom(ctx, ns.Name, f, ns.LBABytes,
+	all, free, err := stripe.ContentsFrom(ctx, ns.Name, f, ns.LBABytes,
 		uint64(ns.Bytes/int64(ns.LBABytes)))
 	if err != nil && !errors.Is(err, stripe.ErrNoSuperblock) {
 		r.Content = "unknown: " + err.Error()
 		return
 	}
-	r.content(sb, err == nil)
+	r.content(all, free)
 }
 
 // adminIoctl is NVME_IOCTL_ADMIN_CMD, _IOWR('N', 0x41, struct nvme_admin_cmd) (linux/nvme_ioctl.h).

@@ -41,19 +41,24 @@ type Attached struct {
 	// "": all have one, of what was stored.
 	Unchecked string
 	loads     uuid.UUID // the load that they are of
+	uuid      uuid.UUID // of the dataset
+	slots     []int     // of the superblocks, by SSD
 }
 
-// Find finds the dataset on the SSDs: it reads and checks both superblocks of each, orders the SSDs
-// by stripe and sets their DataStart. SSDs that hold nothing of this dataset are left out, as long
-// as all its stripes are there. Errors are of class device when stripes are missing, incomplete or
-// damaged, and refused when the SSDs hold another dataset.
+// Find finds the dataset on the SSDs: it reads and checks all superblocks of each, and returns the
+// SSDs by stripe, with their DataStart. SSDs that hold nothing of this dataset are left out, as
+// long as all its stripes are there. Errors are of class device when stripes are missing,
+// incomplete or damaged, and refused when the SSDs hold other datasets.
 func Find(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, o AttachOptions) (a Attached,
 	err error) {
 	err = withStripes(ctx, d, ssds, o, func(found []stripe) error {
 		for _, f := range found {
-			f.t.ssd.DataStart = f.sb.DataLBA
-			a.SSDs = append(a.SSDs, f.t.ssd)
+			ssd := *f.t.ssd // other datasets begin elsewhere on it
+			ssd.DataStart = f.sb.DataLBA
+			a.SSDs = append(a.SSDs, &ssd)
+			a.slots = append(a.slots, f.t.slot)
 		}
+		a.uuid = d.UUID()
 		a.Layout, a.RowType = found[0].sb.layout(), found[0].sb.RowType
 		a.loads = found[0].sb.LoadID
 		a.Unchecked = withoutSums(d, found)
@@ -67,6 +72,17 @@ func Find(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, o AttachOp
 		return nil
 	})
 	return a, err
+}
+
+// Absent reports whether no SSD holds a stripe of the dataset, and all could be read: a damaged one
+// may hold it.
+func Absent(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD) (absent bool, err error) {
+	err = withTargets(ctx, ssds, func(ts []*target) error {
+		s, err := findStripes(ctx, d, ts, func(string, ...any) {})
+		absent = err == nil && len(s.found) == 0 && !s.damaged
+		return err
+	})
+	return absent, err
 }
 
 // withStripes gives fn the stripes of d.
@@ -152,32 +168,22 @@ type search struct {
 	others   []string // SSDs with something else
 	foreign  bool     // which is another dataset
 	unusable []string // SSDs with no superblock that can be read
+	damaged  bool     // some of them have one
 }
 
 func findStripes(ctx context.Context, d *dataset.Dataset, ts []*target,
 	note func(format string, a ...any)) (s search, err error) {
 	for _, t := range ts {
-		c, err := t.readCopies(ctx)
+		all, err := t.contents(ctx)
 		if err != nil && ctx.Err() != nil {
 			return s, err
 		}
-		sb, msg := Superblock{}, ""
-		if err == nil {
-			sb, msg, err = c.best()
-		}
-		switch {
-		case err != nil:
+		if err != nil {
 			s.unusable = append(s.unusable, fmt.Sprintf("%s: %v", t.name, err))
-		case sb.UUID != d.UUID():
-			s.foreign = true
-			s.others = append(s.others, fmt.Sprintf("%s holds stripe %d of %d of dataset %q (%s)",
-				t.name, sb.StripeIndex, sb.StripeCount, sb.Name, sb.UUID))
-		default:
-			if msg != "" {
-				note("ssd %s: %s", t.name, msg)
-			}
-			s.found = append(s.found, stripe{t, sb})
+			s.damaged = true
+			continue
 		}
+		s.sort(d, t, all, note)
 	}
 	var left []stripe
 	s.found, left = wholeSet(d, s.found)
@@ -186,6 +192,34 @@ func findStripes(ctx context.Context, d *dataset.Dataset, ts []*target,
 			f.t.name, f.sb.StripeIndex, f.sb.StripeCount, d.Dir(), f.sb.unfinished()))
 	}
 	return s, nil
+}
+
+// sort finds the dataset among those of an SSD.
+func (s *search) sort(d *dataset.Dataset, t *target, all []held,
+	note func(format string, a ...any)) {
+	var others []string
+	for _, h := range all {
+		switch {
+		case h.err != nil:
+			s.unusable = append(s.unusable, fmt.Sprintf("%s: %v", t.name, h.err))
+			s.damaged = s.damaged || !noSuperblock(&h.c)
+		case h.sb.State == StateFree:
+			if len(all) == 1 {
+				s.unusable = append(s.unusable, t.name+": its dataset was unloaded")
+			}
+		case h.sb.UUID != d.UUID():
+			others = append(others, fmt.Sprintf("%s holds stripe %d of %d of dataset %q (%s)",
+				t.name, h.sb.StripeIndex, h.sb.StripeCount, h.sb.Name, h.sb.UUID))
+		default:
+			if h.note != "" {
+				note("ssd %s: %s", t.name, h.note)
+			}
+			s.found = append(s.found, stripe{h.t, h.sb})
+			return // what else is there disturbs nobody
+		}
+	}
+	s.foreign = s.foreign || len(others) > 0
+	s.others = append(s.others, others...)
 }
 
 // reload advises to load the dataset again.

@@ -19,43 +19,108 @@ func (t *target) forceName() string {
 	return t.name
 }
 
-// checkFree refuses a device that holds something which is not this dataset, unless force names it.
-// A device is free where it carries this dataset and no pages beside it, or where nothing is
-// recognised on it and it is blank, at both ends and in samples of the middle: unknown content is
-// somebody's, too. It returns what the superblocks say. Every write of a load comes after this
-// check, and pages go onto SSDs that carry their dataset.
-func (t *target) checkFree(ctx context.Context, d *dataset.Dataset, force string) (copies, error) {
+// room is the place of a load on an SSD.
+type room struct {
+	t      *target // with the slot of its superblock
+	c      copies  // of that slot
+	all    []held  // what the SSD holds
+	shared bool    // with other datasets, which stay
+}
+
+// checkFree refuses a device that holds something which is not a dataset, unless force names it. A
+// device is free where it carries datasets, none of them computed or damaged, and no pages of this
+// one, or where nothing is recognised on it and it is blank, at both ends and in samples of the
+// middle: unknown content is somebody's, too. Every write of a load comes after this check, and
+// pages go onto SSDs that carry their dataset.
+func (t *target) checkFree(ctx context.Context, d *dataset.Dataset, force string) (r room,
+	err error) {
 	forced := false
 	for _, f := range strings.Split(force, ",") {
 		forced = forced || strings.TrimSpace(f) == t.forceName()
 	}
-	c, err := t.readCopies(ctx)
-	if err != nil {
-		return c, err
+	r.t = t.inSlot(0)
+	if r.c, err = r.t.readCopies(ctx); err != nil {
+		return r, err
 	}
-	for i, rerr := range c.read {
+	for i, rerr := range r.c.read {
 		if rerr != nil { // not knowing what is there is no licence to overwrite it
 			if forced {
 				continue
 			}
-			return c, errs.New(errs.Device,
+			return r, errs.New(errs.Device,
 				"ssd %s: cannot read superblock %d of 2, so it may hold data: %w; {force} %s overwrites it anyway",
 				t.name, i+1, rerr, t.forceName())
 		}
 	}
 	if forced {
-		return c, nil
+		return r, nil
 	}
-	what, ours := c.holds(d)
+	if r.all, err = t.contents(ctx); err != nil {
+		return r, err
+	}
+	first := r.c
+	what, ours := r.choose(d)
 	if what == "" {
-		what, err = t.content(ctx, &c, ours)
+		what, err = t.content(ctx, &first, ours)
 	}
 	if err == nil && what != "" {
 		err = errs.New(errs.Refused,
 			"ssd %s (serial %s) holds %s; loading would destroy it; to do so, add {force} %s",
 			t.name, t.serial, what, t.forceName())
 	}
-	return c, err
+	return r, err
+}
+
+// choose gives the dataset a slot. what names something that it must not be loaded over or beside;
+// ours: the superblocks are all Helios's.
+func (r *room) choose(d *dataset.Dataset) (what string, ours bool) {
+	slot, used := -1, map[int]bool{} // those that are not free
+	first := &r.all[0]
+	for i := range r.all {
+		h := &r.all[i]
+		used[h.t.slot] = h.err != nil || h.there()
+		switch {
+		case h.err != nil || !h.there():
+		case h.sb.computed() && h.sb.UUID != d.UUID():
+			return fmt.Sprintf("dataset %q, which it computes", h.sb.Name), true
+		case h.sb.UUID == d.UUID():
+			slot = h.t.slot
+		default:
+			r.shared = true
+		}
+	}
+	if !r.shared && slot < 1 {
+		if first.err == nil && !first.there() {
+			return "", true
+		}
+		return r.c.holds(d)
+	}
+	for i := range r.all {
+		h := &r.all[i]
+		if h.err != nil {
+			return fmt.Sprintf("something like a dataset (superblock of slot %d: %v)", h.t.slot,
+				h.err), true
+		}
+		if pages := h.sb.Pages.String(); pages != "" && h.t.slot == slot {
+			return pages + " beside the rows of this dataset", true
+		}
+	}
+	for s := 0; slot < 0 && s < maxDatasets; s++ {
+		if !used[s] {
+			slot = s
+		}
+	}
+	if slot < 0 {
+		return fmt.Sprintf("%d datasets, and has room for no more (\"heliosctl unload\" frees it)",
+			maxDatasets), true
+	}
+	r.t, r.c = r.t.inSlot(slot), copies{err: [2]error{ErrNoSuperblock, ErrNoSuperblock}}
+	for i := range r.all {
+		if h := &r.all[i]; h.t.slot == slot {
+			r.c = h.c
+		}
+	}
+	return "", true
 }
 
 // holds names what the superblocks say is there and is not this dataset's rows alone; "": nothing.

@@ -65,7 +65,8 @@ type wireLease struct {
 	Count   uint64
 	Seen    int64 // seconds since 1970, by its owner's clock: for people only
 	process
-	Reserved [324]byte
+	Dataset  [16]byte // that is read or written; zero: any of the SSD
+	Reserved [308]byte
 	CRC      uint32 // CRC32C of the 512 bytes with this field zero
 }
 
@@ -196,6 +197,7 @@ type leased struct {
 	mine  wireLease
 	slot  int       // -1: there is no record: the SSD can't be written, or has no free slot
 	loads uuid.UUID // the generation that is read; zero where the owner writes
+	place int       // slot of its superblock
 }
 
 // Hold says on the SSDs that they are read, until Close. Stripes that another process writes are
@@ -204,9 +206,9 @@ type leased struct {
 // others need all queue pairs.
 func (a *Attached) Hold(ctx context.Context, note func(string)) (*Lease, error) {
 	var out []*leased
-	for _, s := range a.SSDs {
+	for i, s := range a.SSDs {
 		x := visited(s)
-		x.loads = a.loads
+		x.loads, x.place, x.mine.Dataset = a.loads, a.slots[i], a.uuid
 		out = append(out, x)
 	}
 	return hold(ctx, out, thisProcess(), false, note)
@@ -240,8 +242,10 @@ func visited(s *gpuio.SSD) *leased {
 	}}
 }
 
-// holdToWrite is Hold for who writes to open SSDs: what another process reads or writes is refused.
-func holdToWrite(ctx context.Context, ts []*target, note func(string)) (*Lease, error) {
+// holdToWrite is Hold for who writes a dataset, or with uuid.Nil any, to open SSDs: what another
+// process writes, or reads of it, is refused.
+func holdToWrite(ctx context.Context, ts []*target, dataset uuid.UUID, note func(string)) (*Lease,
+	error) {
 	var out []*leased
 	for _, t := range ts {
 		x := &leased{name: t.name, open: func(context.Context) (*target, error) {
@@ -249,6 +253,7 @@ func holdToWrite(ctx context.Context, ts []*target, note func(string)) (*Lease, 
 			open.dev = staysOpen{t.dev}
 			return &open, nil
 		}}
+		x.mine.Dataset = dataset
 		if t.ssd != nil {
 			x.ctrl = t.ssd.Ctrl
 		}
@@ -272,7 +277,8 @@ func hold(ctx context.Context, ssds []*leased, who process, writes bool, note fu
 	g, gctx := errgroup.WithContext(ctx)
 	for _, x := range ssds {
 		x.slot = -1
-		x.mine = wireLease{Version: leaseVersion, Owner: uuid.New(), process: who}
+		x.mine = wireLease{Version: leaseVersion, Owner: uuid.New(), process: who,
+			Dataset: x.mine.Dataset}
 		copy(x.mine.Magic[:], leaseMagic)
 		if writes {
 			x.mine.Writes = 1
@@ -316,10 +322,14 @@ func (x *leased) take(ctx context.Context, t *target, note func(string)) error {
 		return nil // it holds nothing, and nothing can be loaded onto it
 	}
 	if x.mine.Writes == 0 {
-		sb, _, err := t.readSuperblock(ctx)
+		c, err := t.inSlot(x.place).readCopies(ctx)
+		if err != nil {
+			return err
+		}
+		sb, _, err := c.best()
 		switch {
 		case err != nil:
-			return err
+			return errs.New(errs.Device, "ssd %s: %w; load the dataset onto it again", t.name, err)
 		case sb.LoadID != x.loads:
 			return errs.New(errs.Device,
 				"ssd %s is being loaded by somebody else; wait for that, and run it again", t.name)
@@ -403,7 +413,7 @@ type rivals struct {
 func (r *rivals) judgeAll(ctx context.Context, all []*wireLease, first bool) (waits bool,
 	err error) {
 	for i, o := range all {
-		if o == nil || o.process == r.x.mine.process || o.Writes == 0 && r.x.mine.Writes == 0 {
+		if o == nil || o.process == r.x.mine.process || !r.x.mine.disturbs(o) {
 			continue
 		}
 		wait, err := r.judge(ctx, i, o, first)
@@ -413,6 +423,14 @@ func (r *rivals) judgeAll(ctx context.Context, all []*wireLease, first bool) (wa
 		waits = waits || wait
 	}
 	return waits, nil
+}
+
+// disturbs reports whether two users must not be there at once: two who write, or one who writes
+// what the other reads.
+func (w *wireLease) disturbs(o *wireLease) bool {
+	any := [16]byte{}
+	return w.Writes+o.Writes == 2 || w.Writes+o.Writes == 1 &&
+		(w.Dataset == o.Dataset || w.Dataset == any || o.Dataset == any)
 }
 
 // judge refuses where the owner of a record is alive, clears the record where its owner is dead,
@@ -486,18 +504,27 @@ func (l *Lease) look(ctx context.Context, x *leased, t *target) error {
 	if x.loads == (uuid.UUID{}) {
 		return nil
 	}
-	c, err := t.readCopies(ctx)
-	switch {
-	case err != nil:
-		return err
-	case c.read[0] != nil && c.read[1] != nil:
-		return c.read[1]
-	case c.read[0] != nil || c.read[1] != nil:
-		return nil // the run knows of it
-	}
-	sb, _, err := c.best()
-	if err == nil && sb.LoadID == x.loads && sb.State == StateComplete {
-		return nil
+	// A load of another dataset beside this one writes the superblock in slot 0, too.
+	for again := 0; ; again++ {
+		c, err := t.inSlot(x.place).readCopies(ctx)
+		switch {
+		case err != nil:
+			return err
+		case c.read[0] != nil && c.read[1] != nil:
+			return c.read[1]
+		case c.read[0] != nil || c.read[1] != nil:
+			return nil // the run knows of it
+		}
+		sb, _, err := c.best()
+		if err == nil && sb.LoadID == x.loads && sb.State == StateComplete {
+			return nil
+		}
+		if again == 2 || err == nil && sb.LoadID != x.loads {
+			break
+		}
+		if err := pause(ctx, leaseSettle); err != nil {
+			return err
+		}
 	}
 	by := "somebody who left no name"
 	if all, err := t.leases(ctx); err == nil {

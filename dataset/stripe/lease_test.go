@@ -48,7 +48,8 @@ func reads(d *dataset.Dataset, s []*simSSD, note func(string)) (*Lease, error) {
 	}
 	var out []*leased
 	for _, x := range stripes {
-		out = append(out, &leased{name: x.t.name, loads: x.sb.LoadID,
+		out = append(out, &leased{name: x.t.name, loads: x.sb.LoadID, place: x.t.slot,
+			mine: wireLease{Dataset: d.UUID()},
 			open: func(context.Context) (*target, error) {
 				open := *x.t
 				open.dev = staysOpen{open.dev}
@@ -85,7 +86,7 @@ func TestLeaseRefusesLoads(t *testing.T) {
 		require.ErrorContains(t, err, "reads it; wait until that has ended")
 		for i, l := range held {
 			on(7)
-			_, err := holdToWrite(bg, targetsOf(s[1]), nil)
+			_, err := holdToWrite(bg, targetsOf(s[1]), uuid.Nil, nil)
 			require.Equal(t, errs.Refused, errs.ClassOf(err), "%d readers: %v", 5-i, err)
 			require.NoError(t, l.Err())
 			require.NoError(t, l.Close())
@@ -124,7 +125,8 @@ func TestLeaseOfTheDead(t *testing.T) {
 			leave(p)
 			var notes []string
 			began := time.Now()
-			l, err := holdToWrite(bg, targetsOf(s...), func(s string) { notes = append(notes, s) })
+			l, err := holdToWrite(bg, targetsOf(s...), uuid.Nil,
+				func(s string) { notes = append(notes, s) })
 			require.NoError(t, err)
 			require.Equal(t, c.waits, time.Since(began) >= leaseDead)
 			require.Equal(t, c.waits, len(notes) == 1, notes)
@@ -137,7 +139,7 @@ func TestLeaseOfTheDead(t *testing.T) {
 	// A record that is torn, or nobody's, is none; a full house reads with a note, and writes
 	// nothing.
 	copy(s[0].durable[leaseAt:], "HeliosLs and something else")
-	l, err := holdToWrite(bg, targetsOf(s...), nil)
+	l, err := holdToWrite(bg, targetsOf(s...), uuid.Nil, nil)
 	require.NoError(t, err)
 	require.NoError(t, l.Close())
 	p := realProcess()

@@ -19,6 +19,7 @@ import (
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
+	"helios/internal/units"
 	"helios/internal/work"
 	"helios/nvme"
 )
@@ -140,8 +141,14 @@ func load(ctx context.Context, d *dataset.Dataset, ts []*target, o LoadOptions) 
 	if err != nil {
 		return LoadReport{}, err
 	}
+	r.Extents = nil
+	for i := range found {
+		if err := w.place(i, &found[i], &r); err != nil {
+			return LoadReport{}, err
+		}
+	}
 	if o.shared {
-		if w.lease, err = holdToWrite(ctx, ts, o.Note); err != nil {
+		if w.lease, err = holdToWrite(ctx, w.ts, w.scope(), o.Note); err != nil {
 			return LoadReport{}, fmt.Errorf("load of %s: %w", d.Dir(), err)
 		}
 		defer func() { err = errors.Join(err, w.lease.Close()) }()
@@ -211,8 +218,8 @@ func newLoader(d *dataset.Dataset, ts []*target,
 	if err != nil {
 		return nil, r, err
 	}
-	w = &loader{d: d, rows: d.RowsAs(rt), ts: ts, l: l, o: o, cost: make([]time.Duration, len(ts)),
-		last: make([]time.Duration, len(ts))}
+	w = &loader{d: d, rows: d.RowsAs(rt), ts: slices.Clone(ts), l: l, o: o,
+		cost: make([]time.Duration, len(ts)), last: make([]time.Duration, len(ts))}
 	switch {
 	case o.due != nil:
 	case o.MarkEvery > 0:
@@ -256,14 +263,57 @@ func (w *loader) addStripe(i int, t *target, rt rowtype.Type, r *LoadReport) err
 			r.RowScales += each
 		}
 	}
-	e, err := extentsOf(t, &w.sb[i])
+	return nil
+}
+
+// scope is the dataset that the load writes; uuid.Nil where an SSD is to hold no other.
+func (w *loader) scope() uuid.UUID {
+	if slices.ContainsFunc(w.sb, func(sb Superblock) bool { return !sb.Shared }) {
+		return uuid.Nil
+	}
+	return w.d.UUID()
+}
+
+// place puts an SSD's share into the room that other datasets leave, where it was if it can.
+func (w *loader) place(i int, there *room, r *LoadReport) error {
+	w.ts[i] = there.t
+	used, err := taken(there.all, there.t.slot)
+	if err != nil {
+		return err
+	}
+	own := w.geo[i].own()
+	from, to := there.t.bounds()
+	start, free, ok := firstRoom(used, from, to, own.to-own.from)
+	if old := &there.c.sb[0]; there.c.err[0] == nil && old.UUID == w.d.UUID() {
+		was := run{int64(old.DataLBA), int64(old.DataLBA) + own.to - own.from}
+		meets := func(x run) bool { return x.from < was.to && was.from < x.to }
+		if was.to <= to && !slices.ContainsFunc(used, meets) {
+			start, ok = was.from, true
+		}
+	}
+	if lba := int64(there.t.lbaBytes); !ok {
+		return errs.New(errs.Refused,
+			"ssd %s (serial %s) holds %s beside which %s are free in one piece, and %s takes %s; \"heliosctl unload\" frees what you name, and {force} %s overwrites all that is there",
+			there.t.name, there.t.serial, owners(there.all, there.t.slot),
+			units.FormatBytes(free*lba), w.d.Dir(), units.FormatBytes((own.to-own.from)*lba), there.t.forceName())
+	}
+	sb := &w.sb[i]
+	g, err := geometryAt(start*int64(there.t.lbaBytes), w.l, i, there.t.lbaBytes, there.t.lbas,
+		sb.rowEntry())
+	if err != nil {
+		return err
+	}
+	w.geo[i] = g
+	*sb = newSuperblock(w.d, &w.l, &g, i, sb.RowType, there.t.lbas, sb.hasRowSums())
+	sb.Shared = there.shared || there.t.slot > 0
+	e, err := extentsOf(there.t, sb)
 	r.Extents = append(r.Extents, e)
 	return err
 }
 
 // write resumes the interrupted load that the SSDs hold, or writes everything. False: it has not
 // begun.
-func (w *loader) write(ctx context.Context, found []copies, r *LoadReport) (began bool, err error) {
+func (w *loader) write(ctx context.Context, found []room, r *LoadReport) (began bool, err error) {
 	old, id, why := w.resumable(found)
 	if w.o.Restart && old != nil {
 		old, why = nil, "a restart was asked for"
@@ -293,11 +343,11 @@ func (w *loader) write(ctx context.Context, found []copies, r *LoadReport) (bega
 }
 
 // checkAllFree is checkFree of all SSDs; what it refuses, it names once for all.
-func checkAllFree(ctx context.Context, d *dataset.Dataset, ts []*target, force string) ([]copies,
+func checkAllFree(ctx context.Context, d *dataset.Dataset, ts []*target, force string) ([]room,
 	error) {
 	var taken error
 	var serial []string
-	var found []copies
+	var found []room
 	for _, t := range ts {
 		c, err := t.checkFree(ctx, d, force)
 		if err != nil && errs.ClassOf(err) != errs.Refused {
@@ -392,6 +442,11 @@ func (w *loader) run(ctx context.Context, old []oldStripe) error {
 		}
 		// Where one of them was being written when the load was cut off, both are well again now.
 		start := time.Now()
+		if t.slot > 0 {
+			if err := t.putShared(ctx, true); err != nil {
+				return err
+			}
+		}
 		err := w.writeSuperblocks(ctx, i, StateLoading)
 		w.last[i] = time.Since(start)
 		return err
@@ -400,8 +455,8 @@ func (w *loader) run(ctx context.Context, old []oldStripe) error {
 	}
 	// Marks of other formats at both ends go, so that no tool takes the SSD for theirs.
 	if err := w.each(ctx, func(ctx context.Context, i int, t *target) error {
-		if old != nil && old[i].mark != (Mark{}) {
-			return nil // it went before the mark
+		if old != nil && old[i].mark != (Mark{}) || w.sb[i].Shared {
+			return nil // it went before the mark, or other datasets have superblocks there
 		}
 		g := &w.geo[i]
 		zeros := make([]byte, headBytes)
@@ -453,12 +508,12 @@ var superblocks sync.RWMutex
 func (t *target) putSuperblocks(ctx context.Context, sb *Superblock) error {
 	superblocks.Lock()
 	defer superblocks.Unlock()
-	for c, lba := range []nvme.LBA{0, secondCopy(t.lbaBytes, t.lbas)} {
+	for c := range 2 {
 		b, err := sb.encode(c)
 		if err != nil {
 			return err
 		}
-		if err := t.dev.WriteAt(ctx, lba, b); err != nil {
+		if err := t.dev.WriteAt(ctx, t.copyLBA(c), b); err != nil {
 			return err
 		}
 		if err := t.dev.Flush(ctx); err != nil {

@@ -214,6 +214,7 @@ func TestWholeSetWins(t *testing.T) {
 
 func TestRefuses(t *testing.T) {
 	d, other := small(t, 200, 16, 1), small(t, 200, 16, 2)
+	large := small(t, 7400, 16, 3) // leaves no room for d
 	put := func(start int64, text string) func(*simSSD) {
 		return func(s *simSSD) {
 			if start < 0 {
@@ -258,12 +259,12 @@ func TestRefuses(t *testing.T) {
 				s.durable[i] = 0xff
 			}
 		}, "byte 0 and the next look like ff ff"},
-		"another dataset": {func(s *simSSD) { must(load(bg, other, targetsOf(s), LoadOptions{})) },
-			"another dataset, \"g\" (" + other.Meta.UUID},
+		"another dataset": {func(s *simSSD) { must(load(bg, large, targetsOf(s), LoadOptions{})) },
+			"\"g\" (" + large.Meta.UUID},
 		"another dataset, first superblock gone": {func(s *simSSD) {
-			must(load(bg, other, targetsOf(s), LoadOptions{}))
+			must(load(bg, large, targetsOf(s), LoadOptions{}))
 			clear(s.durable[:4096])
-		}, "another dataset"},
+		}, "free in one piece"},
 		// Half of this dataset is there, and somebody wrote over the rest.
 		"this dataset under a file system": {func(s *simSSD) {
 			must(load(bg, d, targetsOf(newSim(5<<19/512, 512), s), LoadOptions{}))
@@ -601,9 +602,9 @@ func TestAttachErrors(t *testing.T) {
 		}, errs.Device, "damaged Helios superblock: CRC32C"},
 		"a later version": {func() []*simSSD {
 			s := sealed(t, d, 1)
-			reseal(s[0], func(w *wireSuperblock) { w.Version = 5 })
+			reseal(s[0], func(w *wireSuperblock) { w.Version = 6 })
 			return s
-		}, errs.Device, "version 5 is unknown"},
+		}, errs.Device, "version 6 is unknown"},
 		"an extent outside the SSD": {func() []*simSSD {
 			s := sealed(t, d, 1)
 			reseal(s[0], func(w *wireSuperblock) { w.DataLBA = 1 << 40 })
@@ -872,7 +873,12 @@ func FuzzSuperblock(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		start, _, _ := sb.placePages(&g, share.all())
+		used, err := sb.runs()
+		if err != nil {
+			f.Fatal(err)
+		}
+		lba, _, _ := firstRoom(used, used[0].to, int64(g.tailLBA), share.all())
+		start := nvme.LBA(lba)
 		sb.Pages.e[i] = PageExtent{ID: spec.ID, State: StateLoading, PageBytes: spec.PageBytes,
 			Pages: spec.Pages, LBA: start, LBAs: share.lbas, TableLBA: start + nvme.LBA(share.lbas),
 			TableLBAs: share.tableLBAs}
@@ -885,6 +891,11 @@ func FuzzSuperblock(f *testing.F) {
 		}
 		f.Add(b[:wireBytes+3*wirePagesBytes])
 	}
+	sb.Shared = true
+	if b, err = sb.encode(0); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b[:wireBytes+3*wirePagesBytes])
 	f.Add([]byte(superblockMagic))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		b := make([]byte, superblockBytes)

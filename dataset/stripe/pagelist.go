@@ -166,10 +166,9 @@ func (sb *Superblock) pageShare(s pages.Spec) (p pageShare, err error) {
 	return p, nil
 }
 
-// room bounds extents of pages: from behind the stripe to the zeros before its end.
-func (g *geometry) room() (from, to int64) {
-	return (g.needBytes - tailBytes) / int64(g.lbaBytes), int64(g.tailLBA)
-}
+// room bounds extents of pages where an SSD has one dataset: from behind the stripe to the zeros
+// before its end.
+func (g *geometry) room() (from, to int64) { return g.own().to, int64(g.tailLBA) }
 
 // checkPages returns a fault of the list, or "".
 func (sb *Superblock) checkPages(g *geometry) string {
@@ -177,6 +176,10 @@ func (sb *Superblock) checkPages(g *geometry) string {
 		return "pages of a stripe that is being loaded"
 	}
 	from, to := g.room()
+	own := g.own()
+	if sb.isShared() {
+		from = headBytes / int64(g.lbaBytes)
+	}
 	list := sb.Pages.All()
 	for i, e := range list {
 		share, err := pageShare{}, e.Spec().Check()
@@ -194,7 +197,8 @@ func (sb *Superblock) checkPages(g *geometry) string {
 		case e.LBAs != share.lbas || e.TableLBAs != share.tableLBAs,
 			uint64(e.LBA) < uint64(from), uint64(e.LBA) > uint64(to), share.all() > to-int64(e.LBA),
 			int64(e.LBA)*int64(sb.LBABytes)%alignBytes != 0,
-			int64(e.TableLBA) != int64(e.LBA)+e.LBAs:
+			int64(e.TableLBA) != int64(e.LBA)+e.LBAs,
+			int64(e.LBA) < own.to && int64(sb.endOf(e)) > own.from:
 			return "a page extent's place"
 		}
 	}
@@ -218,22 +222,6 @@ func (sb *Superblock) sortPlaces(list []PageExtent) {
 	slices.SortFunc(list, func(a, b PageExtent) int {
 		return cmp.Or(cmp.Compare(a.LBA, b.LBA), cmp.Compare(sb.endOf(a), sb.endOf(b)))
 	})
-}
-
-// placePages finds the first room for a share. free is the longest piece of room where none is
-// long enough.
-func (sb *Superblock) placePages(g *geometry, need int64) (start nvme.LBA, free int64, ok bool) {
-	from, to := g.room()
-	list := sb.Pages.All()
-	sb.sortPlaces(list)
-	for _, e := range list {
-		if int64(e.LBA)-from >= need {
-			return nvme.LBA(from), 0, true
-		}
-		free = max(free, int64(e.LBA)-from)
-		from = int64(sb.endOf(e))
-	}
-	return nvme.LBA(from), max(free, to-from), to-from >= need
 }
 
 // pageExtents are the parts of the SSD that pages take, in order of LBAs.

@@ -200,11 +200,11 @@ func RemovePages(ctx context.Context, ssds []*gpuio.SSD, id uuid.UUID) (from []s
 	err = withTargets(ctx, ssds, func(ts []*target) error {
 		var ours []*target
 		for _, t := range ts {
-			if _, _, err := t.readSuperblock(ctx); err == nil {
+			if all, err := t.contents(ctx); err == nil && all[0].err == nil {
 				ours = append(ours, t)
 			}
 		}
-		lease, err := holdToWrite(ctx, ours, nil)
+		lease, err := holdToWrite(ctx, ours, uuid.Nil, nil)
 		if err != nil {
 			return err
 		}
@@ -230,38 +230,42 @@ func removePages(ctx context.Context, ts []*target, id uuid.UUID) ([]string, err
 func forgetPages(ctx context.Context, ts []*target, id uuid.UUID) (from, there []string,
 	err error) {
 	for _, t := range ts {
-		c, err := t.readCopies(ctx)
+		all, err := t.contents(ctx)
 		if err != nil {
 			return from, there, err
 		}
-		sb, _, err := c.best()
-		if err != nil {
-			continue // it holds no dataset, so no pages
-		}
-		if what := sb.Pages.String(); what != "" {
-			there = append(there, t.name+": "+what)
-		}
-		// A copy that a change of was cut off may list it still.
-		listed := false
-		for k := range c.sb {
-			listed = listed || c.err[k] == nil && c.sb[k].Pages.find(id) >= 0
-		}
-		if sb.State != StateComplete {
-			continue
-		}
-		if !listed {
-			if err := t.settle(ctx); err != nil {
+		for i := range all {
+			h := &all[i]
+			if what := h.sb.Pages.String(); h.err == nil && what != "" {
+				there = append(there, t.name+": "+what)
+			}
+			gone, err := h.forget(ctx, id)
+			if err != nil {
 				return from, there, fmt.Errorf("ssd %s: %w", t.name, err)
 			}
-			continue
+			if gone {
+				from = append(from, t.name)
+			}
 		}
-		if i := sb.Pages.find(id); i >= 0 {
-			sb.Pages.remove(i)
-		}
-		if err := t.putSuperblocks(ctx, &sb); err != nil {
-			return from, there, fmt.Errorf("ssd %s: %w", t.name, err)
-		}
-		from = append(from, t.name)
 	}
 	return from, there, nil
+}
+
+// forget takes a pack out of the superblock; false: it has none of it.
+func (h *held) forget(ctx context.Context, id uuid.UUID) (bool, error) {
+	if h.err != nil || h.sb.State != StateComplete {
+		return false, nil // it holds no dataset, so no pages
+	}
+	// A copy that a change of was cut off may list it still.
+	listed := false
+	for k := range h.c.sb {
+		listed = listed || h.c.err[k] == nil && h.c.sb[k].Pages.find(id) >= 0
+	}
+	if !listed {
+		return false, h.t.settle(ctx)
+	}
+	if i := h.sb.Pages.find(id); i >= 0 {
+		h.sb.Pages.remove(i)
+	}
+	return true, h.t.putSuperblocks(ctx, &h.sb)
 }

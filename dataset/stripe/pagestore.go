@@ -74,7 +74,7 @@ func CreatePages(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD,
 	stripes, err := attach(ctx, d, ts, AttachOptions{})
 	var lease *Lease
 	if err == nil {
-		lease, err = holdToWrite(ctx, targetsIn(stripes), nil)
+		lease, err = holdToWrite(ctx, targetsIn(stripes), d.UUID(), nil)
 	}
 	var p *PageStore
 	if err == nil {
@@ -153,13 +153,11 @@ func (p *PageStore) begin(ctx context.Context) error {
 		if part.start >= 0 {
 			part.sb.Pages.remove(part.start)
 		}
-		g, err := newGeometry(part.sb.layout(), part.sb.StripeIndex, part.sb.LBABytes,
-			part.sb.DeviceLBAs, part.sb.rowEntry())
+		lba := int64(part.sb.LBABytes)
+		start, free, ok, err := part.placePages(ctx)
 		if err != nil {
 			return err
 		}
-		lba := int64(part.sb.LBABytes)
-		start, free, ok := part.sb.placePages(&g, part.share.all())
 		there := part.sb.Pages.String()
 		if there != "" {
 			there = "; it holds " + there +
@@ -178,8 +176,8 @@ func (p *PageStore) begin(ctx context.Context) error {
 		part.start = part.sb.Pages.n
 		part.sb.Pages.n++
 		*part.extent() = PageExtent{ID: p.spec.ID, State: StateLoading, PageBytes: p.spec.PageBytes,
-			Pages: p.spec.Pages, LBA: start, LBAs: part.share.lbas,
-			TableLBA: start + nvme.LBA(part.share.lbas), TableLBAs: part.share.tableLBAs}
+			Pages: p.spec.Pages, LBA: nvme.LBA(start), LBAs: part.share.lbas,
+			TableLBA: nvme.LBA(start + part.share.lbas), TableLBAs: part.share.tableLBAs}
 		part.table = make([]byte, part.share.tableLBAs*lba)
 		part.there = make([]byte, part.share.mapLBAs*lba)
 	}
@@ -196,6 +194,30 @@ func (p *PageStore) begin(ctx context.Context) error {
 		return err
 	}
 	return p.putAll(ctx)
+}
+
+// placePages finds the first room for the part's share, in LBAs, as firstRoom does.
+func (p *pagePart) placePages(ctx context.Context) (start, free int64, ok bool, err error) {
+	all, err := p.t.contents(ctx)
+	if err != nil {
+		return 0, 0, false, err
+	}
+	used, err := taken(all, p.t.slot)
+	if err != nil {
+		return 0, 0, false, err
+	}
+	own, err := p.sb.runs()
+	if err != nil {
+		return 0, 0, false, err
+	}
+	used = append(used, own...)
+	sortRuns(used)
+	from, to := p.t.bounds()
+	if !p.sb.isShared() {
+		from = own[0].to
+	}
+	start, free, ok = firstRoom(used, from, to, p.share.all())
+	return start, free, ok, nil
 }
 
 func (p *PageStore) putAll(ctx context.Context) error {

@@ -249,8 +249,9 @@ func TestVerifyFindsPages(t *testing.T) {
 	spec := pages.Spec{ID: packs[0], PageBytes: 4096, Pages: 40}
 	require.NoError(t, putPages(d, spec, s...))
 	s = clones(s)
-	sb, _, err := targetsOf(s[1])[0].readSuperblock(bg)
+	c, _, err := targetsOf(s[1])[0].listed(bg, false)
 	require.NoError(t, err)
+	sb := c[0]
 	e := sb.Pages.e[0]
 	page := clones(s)
 	page[1].durable[int64(e.LBA)*512+5*4096+9] ^= 4

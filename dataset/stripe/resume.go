@@ -199,12 +199,13 @@ func (w *loader) lastMark(ctx context.Context, i int, p *headway) {
 
 // worthResuming reports whether there is anything to lose: a mark, or stripes of a load that others
 // have finished.
-func (w *loader) worthResuming(found []copies) bool {
+func (w *loader) worthResuming(found []room) bool {
 	loading, finished := map[uuid.UUID]bool{}, map[uuid.UUID]bool{}
-	for _, c := range found {
+	for _, r := range found {
+		c := &r.c
 		for k, sb := range c.sb {
 			switch {
-			case c.err[k] != nil || sb.UUID != w.d.UUID():
+			case c.err[k] != nil || sb.UUID != w.d.UUID() || sb.State == StateFree:
 			case sb.State == StateComplete:
 				finished[sb.LoadID] = true
 			case sb.Mark != Mark{}:
@@ -225,14 +226,14 @@ func (w *loader) worthResuming(found []copies) bool {
 // resumable looks for an interrupted load on the SSDs that this one may resume: the same dataset,
 // layout and options on the same SSDs in the same order. why is the reason that there is one that
 // cannot be resumed; it is empty where there is none.
-func (w *loader) resumable(found []copies) (old []oldStripe, id uuid.UUID, why string) {
+func (w *loader) resumable(found []room) (old []oldStripe, id uuid.UUID, why string) {
 	if !w.worthResuming(found) {
 		return nil, id, ""
 	}
 	old = make([]oldStripe, len(found))
 	var first Superblock
-	for i, c := range found {
-		sb, err := c.loading()
+	for i := range found {
+		sb, err := found[i].c.loading()
 		if err != nil {
 			return nil, id, fmt.Sprintf("ssd %s: %v", w.ts[i].name, err)
 		}
@@ -276,6 +277,7 @@ func (w *loader) unlike(i, n int, sb, first *Superblock) string {
 	same := *sb
 	same.LoadID, same.State, same.Name = own.LoadID, own.State, own.Name
 	same.Mark, same.TableCRC, same.RowTableCRC = Mark{}, 0, 0
+	same.Shared = own.Shared // another dataset may have come, or gone
 	if same != *own {
 		return fmt.Sprintf("ssd %s was being loaded in another layout (%d rows of %d bytes)", name,
 			sb.Rows, sb.RowBytes)
@@ -301,6 +303,7 @@ func (c *copies) loading() (Superblock, error) {
 	}
 	ok := a.State == StateLoading && (b.State == StateComplete || b.Mark.holds(a.Mark))
 	b.State, b.Mark, b.TableCRC, b.RowTableCRC = a.State, a.Mark, a.TableCRC, a.RowTableCRC
+	b.Shared = a.Shared
 	if !ok || a != b {
 		return Superblock{}, errors.New("its two superblocks disagree")
 	}

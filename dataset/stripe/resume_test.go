@@ -680,8 +680,8 @@ func TestResumeThroughTheNVMeStack(t *testing.T) {
 	require.EqualValues(t, 9000, v.RowsCompared)
 }
 
-// TestReadSuperblockFrom reads what ReadSuperblock reads, without an NVMe controller.
-func TestReadSuperblockFrom(t *testing.T) {
+// TestContentsFrom reads what Contents reads, without an NVMe controller.
+func TestContentsFrom(t *testing.T) {
 	d := small(t, 300, 16, 1)
 	s := sealed(t, d, 2)[1]
 	want, err := decodeSuperblock(s.durable[:superblockBytes])
@@ -691,24 +691,24 @@ func TestReadSuperblockFrom(t *testing.T) {
 		if lost >= 0 {
 			clear(b[lost : lost+superblockBytes])
 		}
-		got, err := ReadSuperblockFrom(bg, "/dev/x", bytes.NewReader(b), 512, simBytes/512)
+		got, _, err := ContentsFrom(bg, "/dev/x", bytes.NewReader(b), 512, simBytes/512)
 		require.NoError(t, err)
-		require.Equal(t, want, got)
+		require.Equal(t, []Content{{Superblock: want}}, got)
 	}
-	_, err = ReadSuperblockFrom(bg, "/dev/x", bytes.NewReader(make([]byte, simBytes)), 512,
+	_, _, err = ContentsFrom(bg, "/dev/x", bytes.NewReader(make([]byte, simBytes)), 512,
 		simBytes/512)
 	require.ErrorIs(t, err, ErrNoSuperblock)
 	require.ErrorContains(t, err, "ssd /dev/x: ")
 	require.Equal(t, errs.Device, errs.ClassOf(err))
-	_, err = ReadSuperblockFrom(bg, "/dev/x", bytes.NewReader(s.durable[:100]), 512, simBytes/512)
+	_, _, err = ContentsFrom(bg, "/dev/x", bytes.NewReader(s.durable[:100]), 512, simBytes/512)
 	require.ErrorIs(t, err, io.EOF)
 	require.ErrorContains(t, err, "read of /dev/x")
-	_, err = ReadSuperblockFrom(bg, "/dev/x", bytes.NewReader(nil), 512, 8)
+	_, _, err = ContentsFrom(bg, "/dev/x", bytes.NewReader(nil), 512, 8)
 	require.ErrorContains(t, err, "too small")
 	ro := readOnly{"/dev/x", bytes.NewReader(nil), 512}
 	require.Equal(t, errs.Refused, errs.ClassOf(ro.WriteAt(bg, nvme.LBA(0), make([]byte, 512))))
 	ctx, cancel := context.WithCancel(bg)
 	cancel()
-	_, err = ReadSuperblockFrom(ctx, "/dev/x", bytes.NewReader(s.durable), 512, simBytes/512)
+	_, _, err = ContentsFrom(ctx, "/dev/x", bytes.NewReader(s.durable), 512, simBytes/512)
 	require.ErrorIs(t, err, context.Canceled)
 }

@@ -5,12 +5,14 @@ package stripe
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
+	"slices"
 	"unsafe"
 
 	"github.com/google/uuid"
@@ -33,7 +35,8 @@ import (
 //	end - 1 MiB       zeros up to
 //	end - 4 KiB       the superblock again ("end" rounded down to 4 KiB)
 //
-// The zeros clear what other formats keep at both ends of a disk.
+// The zeros clear what other formats keep at both ends of a disk. Superblocks of more datasets lie
+// among them (shared.go); the extents of each are where its superblock says.
 //
 // When the version rises: when a heliosctl that does not know a change would do something wrong
 // with the stripe, for it refuses versions that it does not know. A change that it may ignore goes
@@ -46,7 +49,8 @@ import (
 // stay version 1, to the byte), mirrors, and extents of pages: a heliosctl that does not know these
 // would load over them and ask nobody. A stripe is version 3 while it has some, and goes back to 1
 // or 2 with the last of them. Rows of int8 are version 4, with or without pages: up to version 3
-// each of them began with its scale, and this heliosctl refuses those.
+// each of them began with its scale, and this heliosctl refuses those. Version 5 is of an SSD that
+// several datasets share, or have shared: its extents lie anywhere, and its dataset may be gone.
 const (
 	superblockBytes   = 4096
 	headBytes         = 1 << 20
@@ -57,6 +61,7 @@ const (
 	versionRowTypes   = 2 // version 1 with rows that are not float32
 	versionPages      = 3 // with extents of pages, and rows of any type
 	versionScales     = 4 // with rows whose scales are in the row table
+	versionShared     = 5 // of an SSD of several datasets, with rows of any type
 	superblockMagic   = "HeliosSB"
 )
 
@@ -72,6 +77,7 @@ type State uint32
 const (
 	StateLoading  State = 1 // a load has begun and has not finished
 	StateComplete State = 2 // data and table are durable
+	StateFree     State = 3 // the dataset was unloaded: all but Shared counts for nothing
 )
 
 // Kinds of values in superblocks.
@@ -126,6 +132,7 @@ type Superblock struct {
 	RowTableCRC  uint32 // CRC32C of the row table's entries
 	Mark         Mark   // while it is being loaded
 	Pages        PageList
+	Shared       bool // other datasets may have superblocks on the SSD
 }
 
 // newSuperblock describes stripe i of a layout of d's rows, but for its load and its checksums.
@@ -240,7 +247,8 @@ type wireSuperblock struct {
 	MarkRowPieces uint64
 	MarkDigest    [32]byte
 	PageExtents   uint32 // optional: how many there are, behind this header
-	Reserved      [183]byte
+	Shared        uint32 // 1: look for more superblocks
+	Reserved      [179]byte
 	Salt          uint8  // not 0 where the checksum would otherwise end as a boot sector does
 	CRC           uint32 // CRC32C of the 4 KiB with this field zero
 }
@@ -291,6 +299,12 @@ func (s *Superblock) encode(copyIndex int) ([]byte, error) {
 	if s.RowType.Scaled() {
 		w.Version = versionScales
 	}
+	if s.isShared() {
+		w.Version = versionShared
+	}
+	if s.Shared {
+		w.Shared = 1
+	}
 	w.StoredDType, w.Scale = s.stored()
 	copy(w.Magic[:], superblockMagic)
 	copy(w.Name[:], s.Name)
@@ -335,7 +349,7 @@ func decodeSuperblock(b []byte) (Superblock, error) {
 	s := w.superblock(dtype, stored)
 	what := ""
 	if what = w.impossible(&s); what == "" {
-		g, err := newGeometry(s.layout(), s.StripeIndex, s.LBABytes, s.DeviceLBAs, s.rowEntry())
+		g, err := s.geometry()
 		if what = "its extents"; err == nil {
 			what = w.outside(&s, &g)
 		}
@@ -366,10 +380,10 @@ func decodeWire(b []byte) (w wireSuperblock, rest []byte, err error) {
 	if _, err := binary.Decode(b, binary.LittleEndian, &w); err != nil {
 		return w, nil, fmt.Errorf("%w: %w", errBadSuperblock, err)
 	}
-	if w.Version < superblockVersion || w.Version > versionScales || w.HeaderBytes != wireBytes {
+	if w.Version < superblockVersion || w.Version > versionShared || w.HeaderBytes != wireBytes {
 		return w, nil, fmt.Errorf(
 			"superblock version %d is unknown, this heliosctl reads %d to %d; use the heliosctl that wrote it or load again",
-			w.Version, superblockVersion, versionScales)
+			w.Version, superblockVersion, versionShared)
 	}
 	return w, b[wireBytes:], nil
 }
@@ -418,6 +432,7 @@ func (w *wireSuperblock) superblock(dtype, stored rowtype.Type) Superblock {
 		RowTableLBAs: int64(w.RowTableLBAs), RowTableCRC: w.RowTableCRC,
 		Mark: Mark{Chunks: int64(w.MarkChunks), RowPieces: int64(w.MarkRowPieces),
 			Digest: w.MarkDigest},
+		Shared: w.Version == versionShared && w.Shared != 0,
 	}
 }
 
@@ -427,7 +442,9 @@ func (w *wireSuperblock) impossible(s *Superblock) string {
 	types := w.Version >= versionRowTypes
 	plain := s.DType == rowtype.Float32 && s.RowType == s.DType
 	switch {
-	case s.State != StateLoading && s.State != StateComplete:
+	case s.State != StateLoading && s.State != StateComplete && s.State != StateFree,
+		w.Version == versionShared && !s.isShared(),
+		w.Version < versionShared && s.State == StateFree:
 		return "its state"
 	case types && (w.StoredDType != code || w.Scale != scale || w.Zero != 0),
 		types && (w.RowBytes%4 != 0 || int(w.RowBytes) < s.RowType.RowBytes(1)),
@@ -450,14 +467,15 @@ func (w *wireSuperblock) impossible(s *Superblock) string {
 // outside names a field that says something else than the geometry of the rows allows; "": none.
 func (w *wireSuperblock) outside(s *Superblock, g *geometry) string {
 	switch {
-	case s.ChunkBytes != chunkBytes, s.DataLBA != g.dataLBA, s.DataLBAs != g.dataLBAs,
+	case w.Version < versionShared && int64(s.DataLBA)*int64(s.LBABytes) != headBytes,
+		s.ChunkBytes != chunkBytes, s.DataLBA != g.dataLBA, s.DataLBAs != g.dataLBAs,
 		s.TableLBA != g.tableLBA, s.TableLBAs != g.tableLBAs:
 		return "its extents"
 	case s.RowTableLBA != g.rowTableLBA, s.RowTableLBAs != g.rowTableLBAs,
 		s.rowEntry() == 0 && s.RowTableCRC != 0:
 		return "its row table"
 	case w.MarkChunks > uint64(g.chunks), w.MarkRowPieces > uint64(g.rowPieces()),
-		s.State == StateComplete && s.Mark != Mark{}:
+		s.State != StateLoading && s.Mark != Mark{}:
 		return "its progress mark"
 	case w.Version < versionScales && (w.Version == versionPages) != (w.PageExtents > 0):
 		return "its number of page extents"
@@ -484,9 +502,28 @@ type geometry struct {
 	haveBytes    int64
 }
 
-// newGeometry places a stripe; it fails when the SSD is too small.
+// newGeometry places a stripe at the start of an SSD; it fails when the SSD is too small.
 func newGeometry(l gpuio.Layout, stripe, lbaBytes int, deviceLBAs uint64, rowEntry int64) (geometry,
 	error) {
+	return geometryAt(headBytes, l, stripe, lbaBytes, deviceLBAs, rowEntry)
+}
+
+// geometry has the places of the stripe's parts.
+func (s *Superblock) geometry() (geometry, error) {
+	start := headBytes / int64(max(s.LBABytes, 1))
+	if s.isShared() {
+		start = int64(s.DataLBA)
+	}
+	if uint64(start) > s.DeviceLBAs {
+		return geometry{}, fmt.Errorf("%w: its extents begin behind the SSD", errBadSuperblock)
+	}
+	return geometryAt(start*int64(s.LBABytes), s.layout(), s.StripeIndex, s.LBABytes,
+		s.DeviceLBAs, s.rowEntry())
+}
+
+// geometryAt places a stripe from a byte on.
+func geometryAt(start int64, l gpuio.Layout, stripe, lbaBytes int, deviceLBAs uint64,
+	rowEntry int64) (geometry, error) {
 	g := geometry{lbaBytes: lbaBytes, rows: l.RowsOn(stripe), rowEntry: rowEntry}
 	lba := int64(lbaBytes)
 	if lba < 512 || lba > alignBytes {
@@ -503,11 +540,14 @@ func newGeometry(l gpuio.Layout, stripe, lbaBytes int, deviceLBAs uint64, rowEnt
 			int64(maxStripe))
 	}
 	up := func(n int64) int64 { return (n + alignBytes - 1) / alignBytes * alignBytes }
-	g.dataLBA = nvme.LBA(headBytes / lba)
+	if start < headBytes || start%alignBytes != 0 || start > maxStripe {
+		return g, fmt.Errorf("%w: its extents begin at byte %d", errBadSuperblock, start)
+	}
+	g.dataLBA = nvme.LBA(start / lba)
 	g.dataLBAs = l.LBAsOn(stripe)
 	g.dataBytes = g.dataLBAs * lba
 	g.chunks = (g.dataBytes + chunkBytes - 1) / chunkBytes
-	table := headBytes + up(g.dataBytes)
+	table := start + up(g.dataBytes)
 	g.tableLBA = nvme.LBA(table / lba)
 	g.tableLBAs = up(g.chunks*4) / lba
 	end := table + up(g.chunks*4)
@@ -563,12 +603,12 @@ type SSDExtents struct {
 // Extents is all of an SSD that a load of this stripe may write, in order of LBAs, and that it has
 // written when it has ended, with the page extents that it has: nothing else on the SSD is ours.
 func (s *Superblock) Extents() ([]Extent, error) {
-	g, err := newGeometry(s.layout(), s.StripeIndex, s.LBABytes, s.DeviceLBAs, s.rowEntry())
+	g, err := s.geometry()
 	if err != nil {
 		return nil, err
 	}
 	e := []Extent{
-		{"superblock and zeros", 0, int64(g.dataLBA)},
+		{"superblock and zeros", 0, int64(headBytes / s.LBABytes)},
 		{"features", g.dataLBA, g.dataLBAs},
 		{"chunk checksums", g.tableLBA, g.tableLBAs},
 	}
@@ -576,6 +616,7 @@ func (s *Superblock) Extents() ([]Extent, error) {
 		e = append(e, Extent{s.rowTableName(), g.rowTableLBA, g.rowTableLBAs})
 	}
 	e = append(e, s.pageExtents()...)
+	slices.SortStableFunc(e, func(a, b Extent) int { return cmp.Compare(a.LBA, b.LBA) })
 	return append(e, Extent{"zeros and superblock", g.tailLBA, int64(s.DeviceLBAs) -
 		int64(g.tailLBA)}), nil
 }
@@ -611,9 +652,10 @@ type blockDev interface {
 	Close(ctx context.Context) error
 }
 
-// target is an SSD with an open blockDev.
+// target is an SSD with an open blockDev, and one of the places for superblocks on it.
 type target struct {
 	dev      blockDev
+	slot     int // of the superblock; 0: at both ends
 	ssd      *gpuio.SSD
 	name     string
 	serial   string
@@ -690,8 +732,8 @@ func (t *target) readCopies(ctx context.Context) (copies, error) {
 			t.lbas, t.lbaBytes)
 	}
 	buf := make([]byte, superblockBytes)
-	for i, lba := range []nvme.LBA{0, secondCopy(t.lbaBytes, t.lbas)} {
-		if err := t.dev.ReadAt(ctx, lba, buf); err != nil {
+	for i := range c.sb {
+		if err := t.dev.ReadAt(ctx, t.copyLBA(i), buf); err != nil {
 			if ctx.Err() != nil {
 				return c, err
 			}
@@ -716,7 +758,14 @@ func (c *copies) best() (sb Superblock, note string, err error) {
 		// between the two leaves them different, and the stripe is then not complete.
 		if c.sb[0] != c.sb[1] {
 			sb = c.sb[0]
-			if other := c.sb[1]; sb.State == StateComplete {
+			other := c.sb[1]
+			if other.Shared = sb.Shared; other == sb {
+				return sb, "a change of the SSD's other datasets was interrupted", nil
+			}
+			if sb.State == StateFree {
+				return sb, "unloading it was interrupted", nil
+			}
+			if sb.State == StateComplete {
 				if other.Pages = sb.Pages; other == sb {
 					return sb, "a change of its page extents was interrupted", nil
 				}
@@ -736,47 +785,6 @@ func (c *copies) best() (sb Superblock, note string, err error) {
 		return sb, "", c.err[1]
 	}
 	return sb, "", c.err[0]
-}
-
-// ReadSuperblock reads what an SSD holds: the first intact copy of its superblock, and what is lost
-// of the second and of the checksum tables. Its error is of class device when there is no
-// superblock.
-func ReadSuperblock(ctx context.Context, s *gpuio.SSD) (sb Superblock, lost []string, err error) {
-	err = withTargets(ctx, []*gpuio.SSD{s}, func(ts []*target) error {
-		var note string
-		sb, note, err = ts[0].readSuperblock(ctx)
-		if err != nil || sb.State != StateComplete {
-			return err
-		}
-		lost, err = stripe{ts[0], sb}.lostTables(ctx, true, true)
-		if note != "" {
-			lost = append([]string{note}, lost...)
-		}
-		return err
-	})
-	return sb, lost, err
-}
-
-// ReadSuperblockFrom is ReadSuperblock for a disk that is read by other means, such as its block
-// device: r of lbas LBAs. name is the disk in messages.
-func ReadSuperblockFrom(ctx context.Context, name string, r io.ReaderAt, lbaBytes int,
-	lbas uint64) (Superblock, error) {
-	t := &target{dev: readOnly{name, r, lbaBytes}, name: name, lbaBytes: lbaBytes, lbas: lbas}
-	sb, _, err := t.readSuperblock(ctx)
-	return sb, err
-}
-
-func (t *target) readSuperblock(ctx context.Context) (sb Superblock, note string, err error) {
-	c, err := t.readCopies(ctx)
-	if err != nil {
-		return sb, "", err
-	}
-	sb, note, err = c.best()
-	if err != nil {
-		return sb, "", errs.New(errs.Device,
-			"ssd %s: %w; load a dataset onto it with \"heliosctl load\"", t.name, err)
-	}
-	return sb, note, nil
 }
 
 // readOnly is a blockDev that cannot be written.

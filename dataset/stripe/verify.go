@@ -99,24 +99,29 @@ func verifyEach(ctx context.Context, ts []*target, o VerifyOptions) (VerifyRepor
 	v := newVerifier(nil, o)
 	var stripes []stripe
 	for _, t := range ts {
-		c, err := t.readCopies(ctx)
+		all, err := t.contents(ctx)
 		if err != nil {
 			return v.r, err
 		}
-		sb, note, err := c.best()
-		s := stripe{t, sb}
-		switch {
-		case err != nil:
-			v.bad(s, -1, 0, superblockBytes/int64(t.lbaBytes), "%v", err)
-			continue
-		case sb.State != StateComplete:
-			v.bad(s, -1, 0, superblockBytes/int64(t.lbaBytes),
-				"loading dataset %q onto it did not finish%s", sb.Name, sb.howFar())
-			continue
-		case note != "":
-			v.r.Notes = append(v.r.Notes, fmt.Sprintf("ssd %s: %s", t.name, note))
+		for _, h := range all {
+			s := stripe{h.t, h.sb}
+			blocks := superblockBytes / int64(t.lbaBytes)
+			switch {
+			case h.err != nil:
+				v.bad(s, -1, h.t.copyLBA(0), blocks, "%v", h.err)
+				continue
+			case !h.there():
+				v.note("ssd %s: a dataset was unloaded from it", t.name)
+				continue
+			case h.sb.State != StateComplete:
+				v.bad(s, -1, h.t.copyLBA(0), blocks,
+					"loading dataset %q onto it did not finish%s", h.sb.Name, h.sb.howFar())
+				continue
+			case h.note != "":
+				v.note("ssd %s: %s", t.name, h.note)
+			}
+			stripes = append(stripes, s)
 		}
-		stripes = append(stripes, s)
 	}
 	v.r.SSDs = len(ts)
 	return v.run(ctx, stripes)
@@ -297,15 +302,11 @@ func (v *verifier) superblocks(ctx context.Context, s stripe) error {
 		if cerr == nil {
 			continue
 		}
-		start := nvme.LBA(0)
-		if i == 1 {
-			start = secondCopy(s.t.lbaBytes, s.t.lbas)
-		}
 		mend := ""
 		if s.sb.Pages.n > 0 {
 			mend = "; making or removing pages writes it anew"
 		}
-		v.bad(s, -1, start, superblockBytes/int64(s.sb.LBABytes), "superblock %d of 2: %v%s", i+1,
+		v.bad(s, -1, s.t.copyLBA(i), superblockBytes/int64(s.sb.LBABytes), "superblock %d of 2: %v%s", i+1,
 			cerr, mend)
 	}
 	return nil

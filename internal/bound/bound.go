@@ -83,7 +83,11 @@ func (o *Opener) Open(ctx context.Context, chosen []state.SSD) (_ *Set, err erro
 	for i, d := range chosen {
 		names[i] = d.Name
 	}
-	if s.lease, err = o.acquire(ctx, names); err != nil {
+	shared := true // files have leases on them; a controller and memory have one user
+	for _, d := range chosen {
+		shared = shared && d.Kind == state.KindProxy
+	}
+	if s.lease, err = o.acquire(ctx, shared, names); err != nil {
 		return nil, err
 	}
 	defer s.closeAfter(&err)
@@ -146,7 +150,7 @@ func (o *Opener) OpenFiles(ctx context.Context, files []string) (_ *Set, err err
 		return o.Open(ctx, listed)
 	}
 	s := &Set{}
-	if s.lease, err = o.acquire(ctx, nil); err != nil {
+	if s.lease, err = o.acquire(ctx, true, nil); err != nil {
 		return nil, err
 	}
 	defer s.closeAfter(&err)
@@ -177,7 +181,7 @@ func (o *Opener) OpenDataset(ctx context.Context, d *dataset.Dataset) (_ *Set, e
 		return nil, err
 	}
 	s := &Set{}
-	if s.lease, err = o.acquire(ctx, nil); err != nil {
+	if s.lease, err = o.acquire(ctx, true, nil); err != nil {
 		return nil, err
 	}
 	defer s.closeAfter(&err)
@@ -257,9 +261,13 @@ func Retry[T any](ctx context.Context, limit time.Duration, open func() (T, erro
 }
 
 // acquire takes SSDs. A process that only lists them holds them for a moment, which is waited for.
-func (o *Opener) acquire(ctx context.Context, names []string) (*state.Lease, error) {
+func (o *Opener) acquire(ctx context.Context, shared bool, names []string) (*state.Lease, error) {
+	take := o.Store.Acquire
+	if shared {
+		take = o.Store.Share
+	}
 	return Retry(ctx, listingTimeout,
-		func() (*state.Lease, error) { return o.Store.Acquire(o.User, names...) },
+		func() (*state.Lease, error) { return take(o.User, names...) },
 		func(err error) bool {
 			var used *state.InUseError
 			return errors.As(err, &used) && strings.HasPrefix(used.By, "heliosctl ssds (")
@@ -358,7 +366,8 @@ func (o *Opener) software(ctx context.Context, d state.SSD) (nvme.Bus, error) {
 	}
 	bus, err := openBus(ctx, proxy.Config{
 		Name: d.Name, Path: d.Path, Bytes: d.Bytes, File: d.ID, LBABytes: d.LBABytes,
-		RAM: d.Kind == state.KindRAM, Buffered: d.Buffered, Serial: d.Serial, Model: model,
+		RAM: d.Kind == state.KindRAM, Shared: d.Kind == state.KindProxy, Buffered: d.Buffered,
+		Serial: d.Serial, Model: model,
 		PollDoorbells: o.PollDoorbells, MDTS: softMDTS,
 	})
 	var other *proxy.ReplacedError

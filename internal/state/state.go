@@ -373,8 +373,12 @@ func openLock(ctx context.Context, path string, mode os.FileMode) (*os.File, err
 	}
 }
 
-// Lease is the exclusive use of some SSDs until Release, or until the process ends.
-type Lease struct{ files []*os.File }
+// Lease is the use of some SSDs until Release, or until the process ends: exclusive, or shared with
+// others that share.
+type Lease struct {
+	files []*os.File
+	sole  bool
+}
 
 // InUseError is that of an SSD that another process has leased.
 type InUseError struct {
@@ -390,9 +394,18 @@ func (e *InUseError) Error() string {
 // Acquire takes all SSDs of names, or none. what is the caller's work with them, for the
 // error that another command gets meanwhile. An SSD in use is errs.Refused, at once.
 func (s *Store) Acquire(what string, names ...string) (*Lease, error) {
-	l := &Lease{}
+	return s.acquire(what, true, names)
+}
+
+// Share is Acquire beside others that share.
+func (s *Store) Share(what string, names ...string) (*Lease, error) {
+	return s.acquire(what, false, names)
+}
+
+func (s *Store) acquire(what string, sole bool, names []string) (*Lease, error) {
+	l := &Lease{sole: sole}
 	for _, name := range names {
-		f, err := s.take(name, what)
+		f, err := s.take(name, what, sole)
 		if err != nil {
 			l.Release()
 			return nil, err
@@ -419,7 +432,11 @@ func (s *Store) openOwn(name string) (*os.File, error) {
 // nameTimeout bounds the wait for the name of a lease's holder.
 const nameTimeout = 250 * time.Millisecond
 
-func (s *Store) take(name, what string) (*os.File, error) {
+func (s *Store) take(name, what string, sole bool) (*os.File, error) {
+	how := unix.LOCK_EX
+	if !sole {
+		how = unix.LOCK_SH
+	}
 	open := s.openOwn
 	if machineName.MatchString(name) {
 		open = s.machine.openLease
@@ -430,7 +447,7 @@ func (s *Store) take(name, what string) (*os.File, error) {
 	}
 	who := ""
 	for begin := time.Now(); ; time.Sleep(time.Millisecond) {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		err = unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
 		if !errors.Is(err, unix.EWOULDBLOCK) {
 			break
 		}
@@ -468,7 +485,9 @@ func (l *Lease) Release() {
 		return
 	}
 	for _, f := range l.files {
-		_ = f.Truncate(0)
+		if l.sole { // else it may have another's name by now
+			_ = f.Truncate(0)
+		}
 		_ = f.Close() // closing the only descriptor drops the flock
 	}
 	l.files = nil

@@ -181,7 +181,7 @@ func (b *backing) claim(cfg *Config, isBlock bool) (size int64, err error) {
 		}
 	}
 	how := unix.LOCK_EX
-	if cfg.ReadOnly {
+	if cfg.ReadOnly || cfg.Shared {
 		how = unix.LOCK_SH
 	}
 	err = ignoringEINTR(func() error { return unix.Flock(b.fd, how|unix.LOCK_NB) })

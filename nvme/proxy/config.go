@@ -53,6 +53,7 @@ type Config struct {
 	RAM      bool   // serve from memory: Path is mapped, and lies in /dev/shm to stay in memory
 	Buffered bool   // through the page cache instead of O_DIRECT
 	ReadOnly bool   // write-protected namespace; several read-only users may share the backing
+	Shared   bool   // others that share the backing may open it, too; leases on it part writers
 	Serial   string // default from the path
 
 	// Content computes what the SSD holds, in place of a backing that stores it: Bytes of it.

@@ -1,0 +1,348 @@
+package stripe
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"helios/gpuio"
+	"helios/internal/errs"
+	"helios/internal/units"
+	"helios/nvme"
+)
+
+// An SSD may hold several datasets. The superblock of the first lies at both ends of the SSD; those
+// of more lie in slots among the zeros beside it, 4 KiB each, in the head from slotsAt on, and
+// again as far before the end. A flag in slot 0 announces more (Shared), so a heliosctl that does
+// not know of them refuses the SSD by its version. A superblock stays when its dataset is unloaded,
+// in state free, until another takes the slot. A dataset's rows, checksums and pages take the first
+// room that no other dataset has.
+const (
+	slotsAt     = 256 << 10
+	maxDatasets = 32 // the slots end before the leases
+)
+
+// isShared reports whether the superblock needs the version of shared SSDs.
+func (s *Superblock) isShared() bool {
+	return s.Shared || s.State == StateFree || s.LBABytes > 0 &&
+		int64(s.DataLBA)*int64(s.LBABytes) != headBytes
+}
+
+// copyLBA returns the place of a copy of the superblock in the target's slot.
+func (t *target) copyLBA(second int) nvme.LBA {
+	lba := nvme.LBA(0)
+	if t.slot > 0 {
+		lba = nvme.LBA((slotsAt + (t.slot-1)*superblockBytes) / t.lbaBytes)
+	}
+	if second == 1 {
+		lba = secondCopy(t.lbaBytes, t.lbas) - lba
+	}
+	return lba
+}
+
+// inSlot is the target for the dataset in a slot.
+func (t *target) inSlot(slot int) *target {
+	there := *t
+	there.slot = slot
+	return &there
+}
+
+// held is a dataset's stripe on an SSD, as its superblocks say.
+type held struct {
+	t    *target // with its slot
+	sb   Superblock
+	c    copies
+	note string
+	err  error // no copy of the superblock can be used
+}
+
+// there reports whether the stripe has a dataset's extents, whole or not.
+func (h *held) there() bool { return h.err == nil && h.sb.State != StateFree }
+
+// contents reads all superblocks of an SSD: that of slot 0 always, and of the other slots those
+// that are taken.
+func (t *target) contents(ctx context.Context) ([]held, error) {
+	read := func(slot int) (h held, err error) {
+		h.t = t.inSlot(slot)
+		if h.c, err = h.t.readCopies(ctx); err == nil {
+			h.sb, h.note, h.err = h.c.best()
+		}
+		return h, err
+	}
+	first, err := read(0)
+	if err != nil {
+		return nil, err
+	}
+	all := []held{first}
+	if first.err == nil && !first.sb.Shared || noSuperblock(&first.c) {
+		return all, nil
+	}
+	// All slots in one read of each end: an unreadable sector has them read one by one.
+	n := (maxDatasets - 1) * superblockBytes
+	ends := [2][]byte{make([]byte, n), make([]byte, n)}
+	whole := t.dev.ReadAt(ctx, t.inSlot(1).copyLBA(0), ends[0]) == nil &&
+		t.dev.ReadAt(ctx, t.inSlot(maxDatasets-1).copyLBA(1), ends[1]) == nil
+	for slot := 1; slot < maxDatasets; slot++ {
+		start := (slot - 1) * superblockBytes
+		if whole && string(ends[0][start:][:8]) != superblockMagic &&
+			string(ends[1][n-start-superblockBytes:][:8]) != superblockMagic {
+			continue
+		}
+		h, err := read(slot)
+		if err != nil {
+			return nil, err
+		}
+		// One alone that is torn was the first that a load wrote there when it was cut off.
+		if !errors.Is(h.c.err[1], ErrNoSuperblock) || h.err == nil {
+			all = append(all, h)
+		}
+	}
+	return all, overlaps(t, all)
+}
+
+// noSuperblock reports whether both copies were read and neither is one.
+func noSuperblock(c *copies) bool {
+	return errors.Is(c.err[0], ErrNoSuperblock) && errors.Is(c.err[1], ErrNoSuperblock)
+}
+
+// run is a run of LBAs of an SSD.
+type run struct{ from, to int64 }
+
+// runs are the LBAs that the stripe's rows, checksums and pages take.
+func (s *Superblock) runs() ([]run, error) {
+	g, err := s.geometry()
+	if err != nil {
+		return nil, err
+	}
+	out := []run{g.own()}
+	for _, e := range s.Pages.All() {
+		out = append(out, run{int64(e.LBA), int64(s.endOf(e))})
+	}
+	return out, nil
+}
+
+// own are the LBAs of a stripe's rows and checksums.
+func (g *geometry) own() run {
+	return run{int64(g.dataLBA), (g.needBytes - tailBytes) / int64(g.lbaBytes)}
+}
+
+// taken are the LBAs of all datasets but the one in a slot, by place.
+func taken(all []held, slot int) (out []run, err error) {
+	for i := range all {
+		if h := &all[i]; h.there() && h.t.slot != slot {
+			r, err := h.sb.runs()
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, r...)
+		}
+	}
+	sortRuns(out)
+	return out, nil
+}
+
+func sortRuns(r []run) {
+	slices.SortFunc(r, func(a, b run) int {
+		return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to))
+	})
+}
+
+// overlaps refuses superblocks whose extents are each other's.
+func overlaps(t *target, all []held) error {
+	out, err := taken(all, -1)
+	for i := 1; i < len(out) && err == nil; i++ {
+		if out[i].from < out[i-1].to {
+			return errs.New(errs.Device,
+				"ssd %s: its superblocks give LBA %d to two datasets; see \"heliosctl verify\", and load them again with {force} %s",
+				t.name, out[i].from, t.forceName())
+		}
+	}
+	return err
+}
+
+// firstRoom finds the first room for need LBAs between from and to that nobody has taken; used is
+// by place. free is the longest piece of room where none is long enough.
+func firstRoom(used []run, from, to, need int64) (start, free int64, ok bool) {
+	for _, r := range used {
+		if r.from-from >= need {
+			return from, 0, true
+		}
+		free = max(free, r.from-from)
+		from = max(from, r.to)
+	}
+	return from, max(free, to-from), to-from >= need
+}
+
+// bounds are the LBAs between the zeros at both ends of an SSD.
+func (t *target) bounds() (from, to int64) {
+	lba := int64(t.lbaBytes)
+	return headBytes / lba, (t.bytes()/alignBytes*alignBytes - tailBytes) / lba
+}
+
+// putShared sets or clears the flag of more superblocks in slot 0.
+func (t *target) putShared(ctx context.Context, shared bool) error {
+	first := t.inSlot(0)
+	c, err := first.readCopies(ctx)
+	if err != nil {
+		return err
+	}
+	sb, _, err := c.best()
+	if err != nil || sb.Shared == shared && c.err[0] == nil && c.err[1] == nil &&
+		c.sb[0] == c.sb[1] {
+		return err
+	}
+	if sb.State == StateLoading {
+		if sb, err = c.loading(); err != nil {
+			return err
+		}
+	}
+	sb.Shared = shared
+	return first.putSuperblocks(ctx, &sb)
+}
+
+// Content is a dataset's stripe on an SSD, and what is lost of its second superblock and of its
+// checksum tables.
+type Content struct {
+	Superblock
+	Lost []string
+}
+
+// Contents reads what an SSD holds, and the bytes of its longest piece of free room. Its error is
+// of class device when there is no superblock.
+func Contents(ctx context.Context, s *gpuio.SSD) (out []Content, free int64, err error) {
+	err = withTargets(ctx, []*gpuio.SSD{s}, func(ts []*target) error {
+		out, free, err = ts[0].listed(ctx, true)
+		return err
+	})
+	return out, free, err
+}
+
+// ContentsFrom is Contents for a disk that is read by other means, such as its block device: r of
+// lbas LBAs. name is the disk in messages. Tables are not read.
+func ContentsFrom(ctx context.Context, name string, r io.ReaderAt, lbaBytes int,
+	lbas uint64) ([]Content, int64, error) {
+	t := &target{dev: readOnly{name, r, lbaBytes}, name: name, lbaBytes: lbaBytes, lbas: lbas}
+	return t.listed(ctx, false)
+}
+
+func (t *target) listed(ctx context.Context, tables bool) (out []Content, free int64, err error) {
+	all, err := t.contents(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	for i := range all {
+		h := &all[i]
+		if h.err != nil {
+			return nil, 0, errs.New(errs.Device,
+				"ssd %s: %w; load a dataset onto it with \"heliosctl load\"", t.name, h.err)
+		}
+		if !h.there() {
+			continue
+		}
+		c := Content{Superblock: h.sb}
+		if tables && h.sb.State == StateComplete {
+			if c.Lost, err = (stripe{h.t, h.sb}).lostTables(ctx, true, true); err != nil {
+				return nil, 0, err
+			}
+			if h.note != "" {
+				c.Lost = append([]string{h.note}, c.Lost...)
+			}
+		}
+		out = append(out, c)
+	}
+	used, err := taken(all, -1)
+	if err != nil {
+		return nil, 0, err
+	}
+	from, to := t.bounds()
+	_, free, _ = firstRoom(used, from, to, to)
+	return out, free * int64(t.lbaBytes), nil
+}
+
+// Unload forgets a dataset, with its pages, on all of the SSDs that hold a stripe of it; their room
+// is free again. It returns the names of those SSDs. It is refused while another process uses the
+// dataset. The next one finishes an unloading that was cut off.
+func Unload(ctx context.Context, ssds []*gpuio.SSD, dataset uuid.UUID) (from []string, err error) {
+	err = withTargets(ctx, ssds, func(ts []*target) error {
+		var ours []*target
+		for _, t := range ts {
+			all, err := t.contents(ctx)
+			if err != nil {
+				return err
+			}
+			for _, h := range all {
+				if h.err == nil && h.sb.UUID == dataset {
+					if h.sb.computed() {
+						return errs.New(errs.Refused,
+							"ssd %s computes its rows and holds no others; \"heliosctl unbind-ssds\" removes it",
+							t.name)
+					}
+					ours = append(ours, h.t)
+				}
+			}
+		}
+		lease, err := holdToWrite(ctx, ours, dataset, nil)
+		if err != nil {
+			return err
+		}
+		for _, t := range ours {
+			if err := t.unload(ctx); err != nil {
+				return errors.Join(fmt.Errorf("ssd %s: %w", t.name, err), lease.Close())
+			}
+			from = append(from, t.name)
+		}
+		return lease.Close()
+	})
+	return from, err
+}
+
+// unload frees the target's slot.
+func (t *target) unload(ctx context.Context) error {
+	all, err := t.contents(ctx)
+	if err != nil {
+		return err
+	}
+	more := false
+	for i := range all {
+		h := &all[i]
+		if h.t.slot != t.slot {
+			more = more || h.t.slot > 0 && (h.there() || h.err != nil)
+			continue
+		}
+		h.sb.State, h.sb.Mark, h.sb.Pages = StateFree, Mark{}, PageList{}
+		if err := t.putSuperblocks(ctx, &h.sb); err != nil {
+			return err
+		}
+	}
+	if more {
+		return nil
+	}
+	return t.putShared(ctx, false)
+}
+
+// Bytes counts what the stripe takes of its SSD: rows, checksums and pages.
+func (s *Superblock) Bytes() (n int64) {
+	r, _ := s.runs() // they were checked when it was decoded
+	for _, x := range r {
+		n += (x.to - x.from) * int64(s.LBABytes)
+	}
+	return n
+}
+
+// owners lists the datasets of an SSD for messages.
+func owners(all []held, slot int) string {
+	var out []string
+	for i := range all {
+		if h := &all[i]; h.there() && h.t.slot != slot {
+			out = append(out, fmt.Sprintf("%q (%s, %s)", h.sb.Name, h.sb.UUID,
+				units.FormatBytes(h.sb.Bytes())))
+		}
+	}
+	return strings.Join(out, ", ")
+}
