@@ -301,6 +301,8 @@ type coalesceParams struct {
 	// LBAs: no command crosses a multiple of it, counted from DataStart; a multiple of LBAsPerRow
 	Window uint32
 	Passes uint32 // of 8 bits each, which hold every slot number of the layout; at least 1
+	Reach  uint32 // LBAs from one row of a command to the next, at most
+	_      uint32
 }
 
 // Layouts that the CUDA kernels share; each line is the constant 0 or does not compile.
@@ -314,7 +316,7 @@ const (
 	_               = -(unsafe.Sizeof(submitParams{}) ^ 40)
 	_               = -(unsafe.Sizeof(completeParams{}) ^ 40)
 	_               = -(unsafe.Sizeof(syncParams{}) ^ 48)
-	_               = -(unsafe.Sizeof(coalesceParams{}) ^ 56)
+	_               = -(unsafe.Sizeof(coalesceParams{}) ^ 64)
 	_               = -(unsafe.Offsetof(queueState{}.Own) ^ 144)
 	_               = -(unsafe.Offsetof(command{}.State) ^ 60)
 	_               = -(unsafe.Offsetof(command{}.NLB) ^ 2)

@@ -31,6 +31,8 @@ type AsyncOptions struct {
 	// CoalesceBytes bounds one command for rows on equal and close LBAs. 0: up to
 	// 128 KiB, where it is expected to save commands; negative: a command for each row.
 	CoalesceBytes int
+	// Speed of the SSDs bounds the gaps in such a command.
+	Speed Speed
 	// Memory shows where queues and data go, by ChooseRung for this device and these SSDs. nil:
 	// RungPinned, without a proof.
 	Memory *Memory
@@ -255,7 +257,7 @@ func (e *async) open(ctx context.Context) error {
 	e.chooseGrids(active, perBlock)
 	limit := commandLimit(e.ssds, int(e.layout.LBABytes))
 	if e.unitRule, err = chooseUnits(e.layout, limit, e.sync == nil, e.opt.CoalesceBytes,
-		e.opt.Depth); err != nil {
+		e.opt.Depth, e.opt.Speed); err != nil {
 		return err
 	}
 	if err := e.openKernels(); err != nil {

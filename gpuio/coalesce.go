@@ -29,8 +29,7 @@ import (
 //     the last pass did not write to Order, the indices are copied there.
 //   - lba(k) is the first LBA of the k-th row in order, counted from DataStart: key × LBAsPerRow, or
 //     key div RowsPerLBA where rows are packed. A run begins at k when k = f, or k or k-1 is invalid,
-//     or lba(k) div Window ≠ lba(k-1) div Window, or lba(k) > lba(k-1) + reach, where reach is the
-//     greater of LBAsPerRow and reachBytes div LBABytes.
+//     or lba(k) div Window ≠ lba(k-1) div Window, or lba(k) > lba(k-1) + Reach.
 //   - Runs[f+s+u] is the first place in Order of the bucket's u-th run. With m runs Runs[f+s+m] = t,
 //     and Units[2s] = f+s, Units[2s+1] = f+s+m. Entries of Runs behind that are not touched.
 //   - Remaining[g] of the SSD's queues is the length of share(m, g mod QueuesPerSSD, QueuesPerSSD,
@@ -78,7 +77,7 @@ func (p *coalesceParams) bucket(set *setState, s int64) {
 		copy(order, idx)
 	}
 	runs := view[uint32](set.Runs, from+s, to+s+1)
-	m := set.Layout.cut(keys, int64(p.Window), uint32(from), runs)
+	m := set.Layout.cut(keys, int64(p.Window), int64(p.Reach), uint32(from), runs)
 	runs[m] = uint32(to)
 	*at[int64](set.Units, int(2*s)) = from + s
 	*at[int64](set.Units, int(2*s)+1) = from + s + int64(m)
@@ -123,8 +122,8 @@ const invalidKey = ^uint64(0)
 
 // cut writes where runs begin in sorted keys and returns their number; keys[0] is at place from in
 // Order.
-func (l *Layout) cut(keys []uint64, window int64, from uint32, runs []uint32) int {
-	per, packed, reach := int64(l.LBAsPerRow), uint64(l.RowsPerLBA), l.reach()
+func (l *Layout) cut(keys []uint64, window, reach int64, from uint32, runs []uint32) int {
+	per, packed := int64(l.LBAsPerRow), uint64(l.RowsPerLBA)
 	m := 0
 	end, prev := int64(-1), int64(0) // end of the window that prev is in
 	for k, key := range keys {
@@ -144,15 +143,6 @@ func (l *Layout) cut(keys []uint64, window int64, from uint32, runs []uint32) in
 	}
 	return m
 }
-
-// reachBytes bounds the distance between the beginnings of two rows that share a command. An SSD
-// reads so many bytes at the cost of one block, so the rows between cost less than another command
-// does.
-const reachBytes = 4096
-
-// reach returns the most LBAs from one row of a run to the next, which are adjacent where rows are
-// no smaller than reachBytes.
-func (l *Layout) reach() int64 { return int64(max(l.LBAsPerRow, reachBytes/l.LBABytes)) }
 
 // view is device memory from index lo to hi of an array.
 func view[T any](p cuda.DevicePtr, lo, hi int64) []T {
@@ -176,11 +166,11 @@ const coalesceSaves = 0.05
 // in its window is read too, where g groups are within reach. The j-th of the w groups of a window
 // has min(j, g) before it, so it begins a run with q(1-q)^min(j, g). Rows that come in clusters or
 // more than once need fewer commands than that: even spreading is the worst case.
-func expectedCommands(l Layout, offsets []int64, window uint32) float64 {
+func expectedCommands(l Layout, offsets []int64, window, reach uint32) float64 {
 	sum := 0.0
 	m := float64(l.RowsPerLBA)
 	w := float64(window) / float64(l.LBAsPerRow)
-	g := float64(l.reach() / int64(l.LBAsPerRow))
+	g := float64(reach / uint32(l.LBAsPerRow))
 	for s := range int(l.SSDs) {
 		slots, n := float64(l.RowsOn(s)), float64(offsets[s+1]-offsets[s])
 		if n == 0 || slots == 0 {

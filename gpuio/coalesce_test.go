@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -32,7 +33,7 @@ type wantUnit struct {
 
 // wantRuns computes a set's commands in another way than the kernels do: it marks what is read on a
 // map of each SSD, and takes the stretches of marks within windows.
-func wantRuns(l Layout, ids, offs []int64, window int64) []wantUnit {
+func wantRuns(l Layout, ids, offs []int64, window int64, reach uint32) []wantUnit {
 	var out []wantUnit
 	for s := range int(l.SSDs) {
 		marked := map[int64][]int{}
@@ -50,10 +51,10 @@ func wantRuns(l Layout, ids, offs []int64, window int64) []wantUnit {
 		for _, g := range groups {
 			lba := g * int64(l.LBAsPerRow)
 			before := g - 1
-			for before >= 0 && (g-before)*int64(l.ReadBytes()) < 4096 && marked[before] == nil {
+			for before >= 0 && g-before < int64(reach)/int64(l.LBAsPerRow) && marked[before] == nil {
 				before--
 			}
-			if marked[before] != nil && g-before <= max(4096/int64(l.ReadBytes()), 1) &&
+			if marked[before] != nil &&
 				before/perWindow == g/perWindow {
 				u := &out[len(out)-1]
 				u.blocks += (g - before) * int64(l.LBAsPerRow)
@@ -70,7 +71,7 @@ func wantRuns(l Layout, ids, offs []int64, window int64) []wantUnit {
 func wantOf(e *async, coalesced bool, s *testSet) (units []wantUnit) {
 	l := e.layout
 	if coalesced {
-		return wantRuns(l, s.ids, s.rs.SSDOffset, int64(e.window))
+		return wantRuns(l, s.ids, s.rs.SSDOffset, int64(e.window), e.reach)
 	}
 	m := l.ReadBytes()
 	if lim := smallestTransfer(e.ssds); m > lim {
@@ -165,7 +166,8 @@ func TestUnits(t *testing.T) {
 		o.proxy = func(c *proxy.Config) { c.MDTS, c.OutOfOrder = mdts, ooo }
 		ao := AsyncOptions{Depth: pick(1, 3, 31, 32, 33, 200), QueuePairs: pick(0, 0, 1, 3),
 			Blocks:        pick(1, 2, 8, 32),
-			CoalesceBytes: pick(-1, 0, 0, 1, 4096, 16384, 100_000, 1<<20)}
+			CoalesceBytes: pick(-1, 0, 0, 1, 4096, 16384, 100_000, 1<<20),
+			Speed:         Speed{1, float64(pick(0, 500, 1500, 2300))}}
 		ao.QueuePairs = min(ao.QueuePairs, ao.Depth)
 		sync := rng.IntN(5) == 0
 		n, sets := pick(1, 5, 31, 64, 300, 900), pick(1, 3, 6)
@@ -303,7 +305,8 @@ func TestUnitsOnCPU(t *testing.T) {
 					require.EqualValues(t, len(s.ids), st.Rows)
 					want := int64(len(s.ids))
 					if e.units.pays(r.layout, s.rs.SSDOffset, co.CoalesceBytes) {
-						units := wantRuns(r.layout, s.ids, s.rs.SSDOffset, int64(e.units.window))
+						units := wantRuns(r.layout, s.ids, s.rs.SSDOffset, int64(e.units.window),
+							e.units.reach)
 						_, joined := totals(units)
 						want, shared = int64(len(units)), shared+joined
 					}
@@ -345,7 +348,7 @@ func TestUnitFailuresOnCPU(t *testing.T) {
 				rs: &ReadSet{SSDOffset: []int64{0, 199}}}
 			if bytes > 0 {
 				for _, u := range wantRuns(r.layout, good.ids, good.rs.SSDOffset,
-					int64(rd.(*hostReader).units.window)) {
+					int64(rd.(*hostReader).units.window), rd.(*hostReader).units.reach) {
 					if u.lba+u.blocks+rigDataStart > half {
 						for _, i := range u.rows {
 							gone[good.ids[i]] = true
@@ -433,7 +436,7 @@ func TestCoalesceAuto(t *testing.T) {
 				int64(c.rowBytes), 0)
 			defer s.free(rd)
 			st := s.read(rd)
-			units := wantRuns(r.layout, s.ids, s.rs.SSDOffset, int64(e.window))
+			units := wantRuns(r.layout, s.ids, s.rs.SSDOffset, int64(e.window), e.reach)
 			if !c.want {
 				require.EqualValues(t, len(s.ids), st.Commands)
 				require.Zero(t, rd.Stats().Coalesced)
@@ -442,7 +445,7 @@ func TestCoalesceAuto(t *testing.T) {
 			require.EqualValues(t, len(units), st.Commands)
 			require.Less(t, float64(st.Commands), 0.97*float64(len(s.ids)))
 			// The expected commands came.
-			want := expectedCommands(r.layout, s.rs.SSDOffset, e.window)
+			want := expectedCommands(r.layout, s.rs.SSDOffset, e.window, e.reach)
 			require.InDelta(t, want, float64(st.Commands), 5+0.1*want)
 		})
 	}
@@ -629,7 +632,7 @@ func TestCoalesceKernel(t *testing.T) {
 		p := &coalesceParams{Sets: sets, KeysA: take(n * 8), KeysB: take(n * 8), IdxA: take(n * 4),
 			IdxB:         take(n * 4),
 			QueuesPerSSD: uint32(per), Window: uint32((1 + rng.IntN(9)) * int(l.LBAsPerRow)),
-			Passes: l.passes()}
+			Passes: l.passes(), Reach: uint32((1 + rng.IntN(9)) * int(l.LBAsPerRow))}
 		set.Order = []cuda.DevicePtr{p.IdxA, p.IdxB, take(n * 4)}[rng.IntN(3)]
 		require.Less(t, used, len(slab))
 		for b := range 2 {
@@ -659,7 +662,7 @@ func TestCoalesceKernel(t *testing.T) {
 				if !head {
 					a, b := lba(want[k-1]), lba(i)
 					head = a/int64(p.Window) != b/int64(p.Window) ||
-						b > a+max(int64(l.LBAsPerRow), 4096/int64(l.LBABytes))
+						b > a+int64(p.Reach)
 				}
 				if head {
 					heads = append(heads, uint32(offs[s])+uint32(k))
@@ -832,7 +835,7 @@ func BenchmarkCoalesceKernel(b *testing.B) {
 			}
 			p := &coalesceParams{Sets: sets, KeysA: take(n * 8), KeysB: take(n * 8),
 				IdxA: take(n * 4), IdxB: take(n * 4), QueuesPerSSD: 1, Window: 32,
-				Passes: l.passes()}
+				Passes: l.passes(), Reach: 8}
 			set.Order = p.IdxB
 			for b.Loop() {
 				if err := coalesceKernel(&cuda.Block{Blocks: 1, Threads: sortThreads},
@@ -880,35 +883,62 @@ func TestChooseUnits(t *testing.T) {
 		rowBytes, lba, limit, coalesce, depth int
 		want                                  unitRule
 	}{
-		{512, 4096, 128 * k, 0, 256, unitRule{1, 0, 32}},
-		{512, 512, 128 * k, 0, 256, unitRule{1, 0, 256}},
+		{512, 4096, 128 * k, 0, 256, unitRule{1, 0, 32, 1}},
+		{512, 512, 128 * k, 0, 256, unitRule{1, 0, 256, 8}},
 		// less staging for each of more commands
-		{512, 512, 128 * k, 0, 1024, unitRule{1, 0, 64}},
-		{512, 512, 128 * k, 0, 1 << 16, unitRule{1, 0, 1}},   // rows of one LBA still share
-		{512, 512, 8 * k, 1 << 20, 256, unitRule{1, 0, 16}},  // no more than a command moves
-		{512, 512, 128 * k, 1, 256, unitRule{1, 0, 1}},       // no less than a row
-		{512, 512, 128 * k, -1, 256, unitRule{1, 0, 0}},      // never
-		{12288, 4096, 128 * k, 0, 256, unitRule{1, 0, 30}},   // whole rows: ten
-		{128 * k, 4096, 128 * k, 0, 256, unitRule{1, 0, 32}}, // the same row twice
-		{65536, 512, 8 * k, 0, 256, unitRule{8, 16, 0}},
-		{65537, 512, 8 * k, 0, 256, unitRule{9, 16, 0}},
-		{20000, 512, 10 * k, 0, 256, unitRule{3, 16, 0}}, // parts of whole pages
-		{4 << 20, 4096, 2 << 20, 0, 256, unitRule{2, 512, 0}},
+		{512, 512, 128 * k, 0, 1024, unitRule{1, 0, 64, 8}},
+		{512, 512, 128 * k, 0, 1 << 16, unitRule{1, 0, 1, 8}},    // rows of one LBA still share
+		{512, 512, 8 * k, 1 << 20, 256, unitRule{1, 0, 16, 8}},   // no more than a command moves
+		{512, 512, 128 * k, 1, 256, unitRule{1, 0, 1, 8}},        // no less than a row
+		{512, 512, 128 * k, -1, 256, unitRule{1, 0, 0, 0}},       // never
+		{12288, 4096, 128 * k, 0, 256, unitRule{1, 0, 30, 3}},    // whole rows: ten
+		{128 * k, 4096, 128 * k, 0, 256, unitRule{1, 0, 32, 32}}, // the same row twice
+		{65536, 512, 8 * k, 0, 256, unitRule{8, 16, 0, 0}},
+		{65537, 512, 8 * k, 0, 256, unitRule{9, 16, 0, 0}},
+		{20000, 512, 10 * k, 0, 256, unitRule{3, 16, 0, 0}}, // parts of whole pages
+		{4 << 20, 4096, 2 << 20, 0, 256, unitRule{2, 512, 0, 0}},
 	} {
 		l, err := NewLayout(1000, c.rowBytes, 2, c.lba)
 		require.NoError(t, err)
-		got, err := chooseUnits(l, c.limit, true, c.coalesce, c.depth)
+		got, err := chooseUnits(l, c.limit, true, c.coalesce, c.depth, Speed{})
 		require.NoError(t, err)
 		require.Equal(t, c.want, got, "%+v", c)
 		if c.want.window > 0 { // a stack that does not share
-			got, err = chooseUnits(l, c.limit, false, c.coalesce, c.depth)
+			got, err = chooseUnits(l, c.limit, false, c.coalesce, c.depth, Speed{})
 			require.NoError(t, err)
 			require.Equal(t, unitRule{parts: 1}, got)
 		}
 	}
 	l, err := NewLayout(10, 65536, 1, 65536)
 	require.NoError(t, err)
-	_, err = chooseUnits(l, 32*k, true, 0, 256)
+	_, err = chooseUnits(l, 32*k, true, 0, 256, Speed{})
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
 	require.ErrorContains(t, err, "use the cpu stack")
+}
+
+// TestReach: how far a command reaches, by what SSDs do: figures of 12 SSDs on one link, and of one.
+func TestReach(t *testing.T) {
+	for _, c := range []struct {
+		name              string
+		commands, bytes   float64
+		lba, row, reaches int
+	}{
+		{"unknown", 0, 0, 512, 512, 4096},
+		{"half known", 1e6, 0, 512, 512, 4096},
+		{"not a number", math.NaN(), 1e9, 512, 512, 4096},
+		{"flash", 700e3, 6.5e9, 512, 512, 4096},
+		{"12 of flash on a link", 8.4e6, 24.8e9, 512, 512, 4096},
+		{"3D XPoint", 4.9e6, 7.2e9, 512, 512, 2048},
+		{"12 of 3D XPoint on a link", 44e6, 24.8e9, 512, 512, 512},
+		{"slower than a row a command", 1e6, 1e6, 512, 512, 512},
+		{"larger rows", 1.5e6, 7.2e9, 512, 2048, 4096},
+		{"rows beyond it", 1.5e6, 1e9, 512, 8192, 8192},
+		{"large blocks", 44e6, 24.8e9, 4096, 512, 4096},
+	} {
+		l, err := NewLayout(1000, c.row, 2, c.lba)
+		require.NoError(t, err)
+		u, err := chooseUnits(l, 128<<10, true, 0, 256, Speed{c.commands, c.bytes})
+		require.NoError(t, err)
+		require.Equal(t, c.reaches, int(u.reach)*c.lba, c.name)
+	}
 }

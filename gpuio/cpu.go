@@ -55,7 +55,8 @@ func NewCPU(dev cuda.Device, ssds []*SSD, l Layout, o CPUOptions) (Reader, error
 		return nil, err
 	}
 	r.share = o.CoalesceBytes
-	r.units, err = chooseUnits(l, max(l.ReadBytes(), maxHostRead), true, o.CoalesceBytes, o.Depth)
+	r.units, err = chooseUnits(l, max(l.ReadBytes(), maxHostRead), true, o.CoalesceBytes, o.Depth,
+		Speed{})
 	if err == nil {
 		err = r.startWorkers(o, o.Depth*len(ssds))
 	}

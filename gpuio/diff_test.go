@@ -388,7 +388,7 @@ func (w *diffWorld) coalesce(d *diffSet, place int, rotate uint32) {
 	p := coalesceParams{Sets: w.sets, KeysA: w.area("keys A"), KeysB: w.area("keys B"),
 		IdxA: w.area("indices"), IdxB: set.Order,
 		Set: d.slot, QueuesPerSSD: uint32(w.perSSD), Window: w.window, Passes: w.layout.passes() +
-			w.rng.Uint32N(3)}
+			w.rng.Uint32N(3), Reach: uint32(w.layout.LBAsPerRow) * (1 + w.rng.Uint32N(9))}
 	if w.rng.IntN(4) > 0 && p.Passes%2 == 0 { // else the order is copied there at the end
 		p.IdxA, p.IdxB = p.IdxB, p.IdxA
 	}
@@ -976,7 +976,7 @@ func runCoalesceDiff(t *testing.T, host, other cuda.Device, rounds, n int) {
 			KeysB: w.take("keys B", m*8, 64), IdxA: w.take("indices A", m*4, 64),
 			IdxB:         w.take("indices B", m*4, 64),
 			QueuesPerSSD: uint32(per), Window: uint32((1 + rng.IntN(64)) * int(l.LBAsPerRow)),
-			Passes: l.passes()}
+			Passes: l.passes(), Reach: uint32((1 + rng.IntN(9)) * int(l.LBAsPerRow))}
 		set.Order = []cuda.DevicePtr{p.IdxA, p.IdxB, w.take("order", m*4, 64)}[rng.IntN(3)]
 		require.NotZero(t, set.Order)
 		blocks, threads := 1+rng.IntN(ssds+1), warp*[]int{1, 2, 3, 7, 16, 32, 32}[rng.IntN(7)]

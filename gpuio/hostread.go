@@ -391,7 +391,8 @@ func (p *hostPending) sort(end int64) {
 		keys, idx = sortSlots(keys, other, idx, otherIdx, l.passes())
 		copy(p.order[from:to], idx)
 		runs := b.run[:n]
-		for m := l.cut(keys, int64(r.units.window), uint32(from), runs); m > 0; m-- {
+		for m := l.cut(keys, int64(r.units.window), int64(r.units.reach), uint32(from),
+			runs); m > 0; m-- {
 			p.ends[runs[m-1]] = uint32(to)
 			to = int64(runs[m-1])
 		}

@@ -15,6 +15,7 @@ type PlanOptions struct {
 	CoalesceBytes    int    // as in AsyncOptions
 	Depth            int    // as in AsyncOptions
 	MaxTransferBytes int    // of the SSDs; 0: no limit but that of a page of PRP list
+	Speed            Speed  // as in AsyncOptions
 }
 
 // planPage is the memory page of a controller that nobody has asked: the smallest, and the usual
@@ -27,7 +28,7 @@ func NewPlanner(l Layout, o PlanOptions) (*Planner, error) {
 		return nil, err
 	}
 	p := &Planner{}
-	a := AsyncOptions{CoalesceBytes: o.CoalesceBytes, Depth: o.Depth}
+	a := AsyncOptions{CoalesceBytes: o.CoalesceBytes, Depth: o.Depth, Speed: o.Speed}
 	if err := a.fill(); err != nil {
 		return nil, err
 	}
@@ -42,9 +43,10 @@ func NewPlanner(l Layout, o PlanOptions) (*Planner, error) {
 	}
 	if !stack.Queued {
 		limit = max(l.ReadBytes(), maxHostRead) // the CPU's reads are as long as it likes
+		a.Speed = Speed{}                       // and cost a processor's time
 	}
 	if p.e.unitRule, err = chooseUnits(l, limit, stack.Coalesces, a.CoalesceBytes,
-		a.Depth); err != nil {
+		a.Depth, a.Speed); err != nil {
 		return nil, err
 	}
 	return p, nil
@@ -87,7 +89,7 @@ func (p *Planner) Set(rows, offsets []int64, out []Planned) {
 		}
 		keys, _ = sortSlots(keys, other, idx, otherIdx, l.passes())
 		runs := p.runs[:n]
-		m := l.cut(keys, int64(p.e.window), 0, runs)
+		m := l.cut(keys, int64(p.e.window), int64(p.e.reach), 0, runs)
 		out[s].Commands += int64(m)
 		for k := range m {
 			last := uint32(n)

@@ -329,7 +329,7 @@ func (k kernelView) fillPart(q *queueState, set *setState, slot, cid, unit uint3
 
 // fillRun makes the command of a run of two or more rows, Order[lo:hi], all of which can be read.
 // It covers the LBAs from the first row's first to the last row's last. When the set is Direct, no
-// two of the rows are the same, rows are whole pages (so no smaller than reachBytes, and without
+// two of the rows are the same, rows are whole pages (so no smaller than maxReach, and without
 // gaps) and each begins on a page of its destination, the PRP entries name the rows' own pages.
 // Else the data goes to the CID's staging slot, and completion copies each row.
 func (k kernelView) fillRun(q *queueState, set *setState, slot, cid, unit, lo, hi uint32,

@@ -32,11 +32,13 @@ type unitRule struct {
 	parts      uint32 // commands of a row
 	partBlocks uint32 // LBAs of each but the last; 0: a command reads a row
 	window     uint32 // LBAs: no coalesced command crosses a multiple; 0: rows never share one
+	reach      uint32 // LBAs from one row of a coalesced command to the next, at most
 }
 
 // chooseUnits settles the rule for commands of at most limit bytes. share: rows may share commands,
-// of up to coalesceBytes (0: what depth of them leave reasonable).
-func chooseUnits(l Layout, limit int, share bool, coalesceBytes, depth int) (unitRule, error) {
+// of up to coalesceBytes (0: what depth of them leave reasonable), by SSDs of that speed.
+func chooseUnits(l Layout, limit int, share bool, coalesceBytes, depth int,
+	speed Speed) (unitRule, error) {
 	lba, row := int(l.LBABytes), l.ReadBytes()
 	if row > limit {
 		align := max(lba, partAlign)
@@ -60,6 +62,7 @@ func chooseUnits(l Layout, limit int, share bool, coalesceBytes, depth int) (uni
 		}
 	}
 	u.window = uint32(max(bytes/row, 1) * int(l.LBAsPerRow))
+	u.reach = uint32(max(int(l.LBAsPerRow), speed.reachBytes(row)/lba))
 	return u, nil
 }
 
@@ -70,7 +73,7 @@ func (u unitRule) pays(l Layout, offsets []int64, coalesceBytes int) bool {
 		return u.window != 0
 	}
 	n := float64(offsets[l.SSDs] - offsets[0])
-	return expectedCommands(l, offsets, u.window) <= (1-coalesceSaves)*n
+	return expectedCommands(l, offsets, u.window, u.reach) <= (1-coalesceSaves)*n
 }
 
 // listLimit returns what one page of PRP list describes at any offset.
@@ -214,7 +217,7 @@ func (e *async) growCoalesce(sc *setScratch, n int64) error {
 func (e *async) launchCoalesce(slot uint32) error {
 	p := coalesceParams{
 		Sets: e.setBuf.Ptr(), KeysA: e.sorting.keysA.Ptr(), KeysB: e.sorting.keysB.Ptr(),
-		Set: slot, QueuesPerSSD: uint32(e.perSSD), Window: e.window, Passes: e.layout.passes(),
+		Set: slot, QueuesPerSSD: uint32(e.perSSD), Window: e.window, Passes: e.layout.passes(), Reach: e.reach,
 	}
 	order := e.scratch[slot].order.Ptr()
 	p.IdxA, p.IdxB = e.sorting.idx.Ptr(), order

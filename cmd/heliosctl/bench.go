@@ -57,7 +57,7 @@ type ioBenchArgs struct {
 	rowBytes []int    `option:"row-bytes" common:"yes" default:"4096" arg:"SIZE[,SIZE…]" usage:"sizes of a row SIZE[,SIZE…] (a dataset has its own)"`
 	depths   []int    `option:"depth" common:"yes" default:"256" arg:"N[,N…]" usage:"reads in flight per SSD N[,N…]"`
 	// as AsyncOptions.CoalesceBytes
-	coalesce []int `option:"coalesce" offers:"auto,off" default:"auto" arg:"SIZE" usage:"one command for rows within 4 KiB (stacks async and cpu): auto, off, or up to SIZE a command; a list compares them"`
+	coalesce []int `option:"coalesce" offers:"auto,off" default:"auto" arg:"SIZE" usage:"one command for rows that lie close (stacks async and cpu): auto, off, or up to SIZE a command; a list compares them"`
 	threads  int   `option:"threads" positive:"yes" shown:"as in training: async 32, sync 128" usage:"threads of a block of the I/O kernels, 32 to a warp (sync: one read to a warp)"`
 	workers  int   `option:"workers" positive:"yes" shown:"one per CPU" usage:"worker slots of the host device, and threads of the cpu stack"`
 	// 0: virtual, by itself

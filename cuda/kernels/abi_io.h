@@ -19,7 +19,6 @@ constexpr u32 cmdState = 0xff, cmdAborted = 1 << 8, cmdAttempt = 1 << 16;
 constexpr u32 cidMask = maxCommands - 1, cmdGen = 0xffff & ~cidMask, cmdNextGen = cidMask + 1;
 constexpr u16 failStatus = 1, failTimeout = 2, failRow = 3, failPos = 4, failQueue = 5;
 constexpr u32 histSubBits = 4, histMinBits = 8, histMaxBits = 36;
-constexpr u32 reachBytes = 4096;
 constexpr u32 histBuckets = (histMaxBits - histMinBits) << histSubBits;
 
 // go: gpuio.Layout
@@ -220,8 +219,10 @@ struct CoalesceParams {
 	u32 QueuesPerSSD;
 	u32 Window;
 	u32 Passes;
+	u32 Reach;
+	u32 _;
 };
-static_assert(sizeof(CoalesceParams) == 56, "gpuio.coalesceParams");
+static_assert(sizeof(CoalesceParams) == 64, "gpuio.coalesceParams");
 
 // NVMe base specification 2.0, figures 88 and 90; not shared with Go as structs, but the same bytes
 // as nvme.Command and nvme.Completion. Words as the kernels store and load them.

@@ -11,8 +11,8 @@
 //          lanes of one digit find each other by ballots. So it is stable, and Order depends on nothing
 //          but the rows.
 //   runs   a row begins one where it is the first, where its LBAs lie in another window than those of the
-//          row before or out of its reach, and at and after a row that cannot be read. An SSD reads
-//          reachBytes at the cost of one block, so a run also reads what lies between rows so close. The
+//          row before or more than Reach behind them, and at and after a row that cannot be read. A run also
+//          reads what lies between rows so close, which takes the SSD less than another command (gpuio.Speed). The
 //          warps count the beginnings in their shares, then write them in order.
 //
 // Ownership: the block alone writes its bucket's part of every array. One launch at a time uses the keys
@@ -134,8 +134,7 @@ HX_KERNEL(coalesce, CoalesceParams) {
 		if (tid == 0) dev::fail(hx, 2, p.Window, (u64)l.LBAsPerRow);
 		return;
 	}
-	u32 reach = reachBytes / ((u32)l.LBABytes * (u32)l.LBAsPerRow);
-	Rule rule{(u64)(p.Window / (u32)l.LBAsPerRow) * (u64)l.RowsPerLBA, (u64)l.RowsPerLBA, reach > 1 ? reach : 1};
+	Rule rule{(u64)(p.Window / (u32)l.LBAsPerRow) * (u64)l.RowsPerLBA, (u64)l.RowsPerLBA, p.Reach / (u32)l.LBAsPerRow};
 	for (u32 ssd = dev::bid(); ssd < (u32)l.SSDs; ssd += dev::blocks()) {
 		i64 from = dev::ld(dev::at<i64>(s->Offsets, ssd)), to = dev::ld(dev::at<i64>(s->Offsets, ssd + 1));
 		Share mine = share_of({from, to}, w, threads / 32);

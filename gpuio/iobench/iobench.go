@@ -210,11 +210,15 @@ func (b *bench) measure(ctx context.Context) error {
 	if err := touch(ctx, cfg.SSDs, b.l); err != nil {
 		return err
 	}
+	o, err := cfg.options(ctx, b.l)
+	if err != nil {
+		return err
+	}
 	before, err := b.counters(ctx)
 	if err != nil {
 		return err
 	}
-	inner, err := cfg.stack(b.l)
+	inner, err := cfg.kind.Open(cfg.Dev, cfg.SSDs, b.l, o)
 	if err != nil {
 		return err
 	}
@@ -384,14 +388,19 @@ func (c *Config) checked(r gpuio.Reader, l gpuio.Layout) (gpuio.Reader, error) {
 	return checked, nil
 }
 
-func (c *Config) stack(l gpuio.Layout) (gpuio.Reader, error) {
-	return c.kind.Open(c.Dev, c.SSDs, l, gpuio.StackOptions{
+// options are those of the stack; SSDs are measured for them.
+func (c *Config) options(ctx context.Context, l gpuio.Layout) (o gpuio.StackOptions, err error) {
+	o = gpuio.StackOptions{
 		AsyncOptions: gpuio.AsyncOptions{
 			Blocks: c.Blocks, Threads: c.PerBlock, Depth: c.Depth,
 			Timeout: c.Timeout, CoalesceBytes: c.Coalesce, Memory: c.Memory,
 		},
 		Workers: c.Threads, Engine: c.Engine,
-	})
+	}
+	if c.kind.Queued && c.kind.Coalesces {
+		o.Speed, err = gpuio.MeasureSpeed(ctx, c.Dev, c.SSDs, l, o.AsyncOptions)
+	}
+	return o, err
 }
 
 // rowsPerSSD is the rows of a set for each SSD.

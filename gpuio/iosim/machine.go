@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strings"
 
+	"helios/gpuio"
 	"helios/internal/des"
 	"helios/internal/errs"
 	"helios/internal/hardware"
@@ -167,6 +168,17 @@ func (m *Machine) BoundOf(i int, bytes int64) float64 {
 	l := &m.Profile.PCIe.SSD
 	return min(m.models[i].Peak(ssdmodel.Read, bytes),
 		l.RawGBs.Value*1e9/float64(l.WireBytes(bytes)))
+}
+
+// Speed is how fast the SSDs read together, in commands of so many bytes each and in long ones,
+// where kernels drive their queues. That of software controllers is taken as not known, as by
+// gpuio.MeasureSpeed.
+func (m *Machine) Speed(bytes int64) gpuio.Speed {
+	if s := m.Profile.GPU.IO.Serve; s.StateWays+s.MemoryWays+s.NS > 0 {
+		return gpuio.Speed{}
+	}
+	const long = 64 << 10
+	return gpuio.Speed{Commands: m.Bound(bytes), Bytes: m.Bound(long) * long}
 }
 
 // SSDBound is the most reads of so many bytes a second of one SSD: of the slowest, as each gets as

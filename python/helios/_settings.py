@@ -119,7 +119,8 @@ class Settings(TypedDict, total=False):
     #: controller up to N times in the run, then stop
     on_ssd_failure: Text
 
-    #: one command for rows within 4 KiB (async and cpu stacks): auto, off, or up to SIZE a command
+    #: one command for rows that lie close (async and cpu stacks): auto, off, or up to SIZE a
+    #: command
     coalesce: Text
 
     #: hold every row and page that is read from SSDs against its checksum; read it again, then

@@ -25,8 +25,10 @@ type Store struct {
 	Pages      *PageStore     // that the stack is open for; nil: it reads the rows
 	Reader     gpuio.Reader   // nil when every row is in a tier
 	planner    *gpuio.Planner // of that stack's commands
-	before     gpuio.Stats    // of readers that are closed
-	ScaleTable cuda.Buffer    // pinned, of all rows; nil: their type has none
+	speed      gpuio.Speed    // of the SSDs, for rows that lie as timed says
+	timed      gpuio.Layout
+	before     gpuio.Stats // of readers that are closed
+	ScaleTable cuda.Buffer // pinned, of all rows; nil: their type has none
 	lease      *stripe.Lease
 	checks     checks
 	// Checked describes them; unchecked is the reason why rows are not checked unless asked for.
@@ -44,7 +46,7 @@ func (s *Store) openReader(ctx context.Context, l gpuio.Layout) (gpuio.Reader, e
 	if err != nil {
 		return nil, err
 	}
-	r, err := s.newReader(s.of.Config.IOStack, l)
+	r, err := s.newReader(ctx, s.of.Config.IOStack, l)
 	if err != nil || sums == nil {
 		return r, err
 	}
@@ -62,7 +64,7 @@ func (s *Store) openReader(ctx context.Context, l gpuio.Layout) (gpuio.Reader, e
 }
 
 // newReader opens an I/O stack by name, for rows or lines that lie as l says.
-func (s *Store) newReader(name string, l gpuio.Layout) (gpuio.Reader, error) {
+func (s *Store) newReader(ctx context.Context, name string, l gpuio.Layout) (gpuio.Reader, error) {
 	c := s.of.Config
 	stack, err := gpuio.FindStack(name)
 	if err != nil {
@@ -86,6 +88,13 @@ func (s *Store) newReader(name string, l gpuio.Layout) (gpuio.Reader, error) {
 	if s.Pages != nil {
 		o = s.Pages.Options(o)
 	}
+	if stack.Queued && stack.Coalesces && s.timed != l {
+		if s.speed, err = gpuio.MeasureSpeed(ctx, s.of.Device, ssds, l, o.AsyncOptions); err != nil {
+			return nil, err
+		}
+		s.timed = l
+	}
+	o.Speed = s.speed
 	return stack.Open(s.of.Device, ssds, l, o)
 }
 
@@ -337,7 +346,8 @@ func (s *Store) Open(ctx context.Context, l gpuio.Layout) error {
 	}
 	s.Reader = r
 	c := s.of.Config
-	o := gpuio.PlanOptions{Stack: c.IOStack, CoalesceBytes: c.CoalesceBytes, Depth: c.QueueDepth}
+	o := gpuio.PlanOptions{Stack: c.IOStack, CoalesceBytes: c.CoalesceBytes, Depth: c.QueueDepth,
+		Speed: s.speed}
 	for _, d := range s.SSDs {
 		if d.Ctrl != nil {
 			o.MaxTransferBytes = d.Ctrl.MaxTransferBytes()

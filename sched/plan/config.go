@@ -148,7 +148,7 @@ type Config struct {
 	ReadResets  int `option:"on-ssd-failure" group:"Data path" text:"yes" shown:"retry=3" usage:"when an SSD hangs or fails and new queues did not help: \"stop\", or \"retry=N\": reset its controller up to N times in the run, then stop"`
 	// CoalesceBytes is the most that one command reads for rows on equal and close LBAs: 0
 	// leaves it to the stack (async and cpu), negative is a command for each row.
-	CoalesceBytes int `option:"coalesce" group:"Data path" text:"yes" shown:"auto" arg:"SIZE" usage:"one command for rows within 4 KiB (async and cpu stacks): auto, off, or up to SIZE a command"`
+	CoalesceBytes int `option:"coalesce" group:"Data path" text:"yes" shown:"auto" arg:"SIZE" usage:"one command for rows that lie close (async and cpu stacks): auto, off, or up to SIZE a command"`
 	// CheckReads holds every row against the checksum that load has written.
 	CheckReads Checks `option:"check-reads" group:"Data path" use:"setting" shown:"on, where load has written checksums" usage:"hold every row and page that is read from SSDs against its checksum; read it again, then stop, where they differ; {no-check-reads} does not"`
 	VerifyRows bool   `option:"verify-rows" group:"Data path" use:"setting" usage:"hold every row that a mini-batch has gathered, from wherever, against the dataset's feature function (generate {feature-fn}); stop at the first wrong one"`

@@ -332,7 +332,7 @@ void Host::cut(Set &set) {
 			bool begins = k == from || set.bad[i] || set.bad[before];
 			if (!begins) {
 				u64 a = lba_of(set.rows[before]), b = lba_of(set.rows[i]);
-				begins = a / c.window != b / c.window || b > a + std::max((u64)layout.LBAsPerRow, (u64)(reachBytes / c.lba));
+				begins = a / c.window != b / c.window || b > a + c.reach;
 			}
 			if (begins) {
 				set.want_runs.push_back(k);
@@ -369,6 +369,7 @@ void Host::launch_coalesce(Set &set) {
 	p.Set = set.slot;
 	p.QueuesPerSSD = c.queues;
 	p.Window = c.window;
+	p.Reach = c.reach;
 	p.Passes = (u32)rng.between((c.universe + c.ssds - 1) / c.ssds > 256 ? 2 : 1, 4);
 	st.Order = p.Passes % 2 ? p.IdxB : p.IdxA;
 	st.Runs = address(set.runs.data());

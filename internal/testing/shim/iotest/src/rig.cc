@@ -23,7 +23,7 @@ constexpr Field fields[] = {
 	{"sync", &Config::sync}, {"ssds", &Config::ssds}, {"queues", &Config::queues}, {"entries", &Config::entries}, {"spare", &Config::spare},
 	{"sets", &Config::sets}, {"inflight", &Config::inflight}, {"rows", &Config::rows}, {"sblocks", &Config::sblocks}, {"cblocks", &Config::cblocks},
 	{"warps", &Config::warps}, {"page", &Config::page}, {"lba", &Config::lba}, {"rowbytes", &Config::rowbytes}, {"direct", &Config::direct},
-	{"gap", &Config::gap}, {"split", &Config::split}, {"window", &Config::window}, {"universe", &Config::universe}, {"retries", &Config::retries}, {"timeout_us", &Config::timeout_us}, {"limit_us", &Config::limit_us},
+	{"gap", &Config::gap}, {"split", &Config::split}, {"window", &Config::window}, {"reach", &Config::reach}, {"universe", &Config::universe}, {"retries", &Config::retries}, {"timeout_us", &Config::timeout_us}, {"limit_us", &Config::limit_us},
 	{"store_buffer", &Config::store_buffer}, {"jitter", &Config::jitter}, {"err", &Config::err}, {"dnr", &Config::dnr}, {"lost", &Config::lost},
 	{"late", &Config::late}, {"foreign", &Config::foreign}, {"duplicate", &Config::duplicate}, {"badlba", &Config::badlba}, {"latency_us", &Config::latency_us},
 	{"burst", &Config::burst}, {"stall", &Config::stall}, {"faults", &Config::faults}, {"resets", &Config::resets}, {"abort_refused", &Config::abort_refused}, {"delete_fails", &Config::delete_fails},
@@ -144,13 +144,14 @@ Config random_config(u64 seed, bool threads) {
 		if (c.direct && r.chance(700)) { // so that rows may land in pages of their own
 			c.page = 512;
 			c.gap = r.chance(300) ? 512 : 0;
-			// No SSD has pages smaller than reachBytes: rows of whole pages have no gaps between them.
-			if (c.rowbytes < reachBytes) c.rowbytes = reachBytes + 512 * (u32)r.below(2);
+			// No SSD has pages smaller than fullReach: rows of whole pages have no gaps between them.
+			if (c.rowbytes < fullReach) c.rowbytes = fullReach + 512 * (u32)r.below(2);
 			c.rows = std::min(c.rows, 60u);
 		}
-		if (c.rowbytes < reachBytes) c.page = 4096;
+		if (c.rowbytes < fullReach) c.page = 4096;
 		u32 most = std::min<u32>(64, c.page * c.page / 8 / c.lba / c.lbas_row()); // rows, for a page of PRP list
 		c.window = c.lbas_row() * (u32)r.between(1, r.chance(500) ? std::min(most, 4u) : most);
+		c.reach = std::max(c.lbas_row(), fullReach / c.lba / (r.chance(500) ? 1 : (u32)r.between(1, 8)));
 		if (r.chance(300)) c.universe = (u32)r.between(c.ssds, 40); // dense, with many equal rows
 		if (c.window * c.lba > 8192 && c.entries > 128) { // else staging is large
 			c.entries = 128;

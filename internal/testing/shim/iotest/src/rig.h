@@ -37,6 +37,8 @@ struct Rng {
 
 // Config is one run. Fields are settable by name (--set), so that a failing seed can be narrowed
 // down and a negative test can aim at the place of its bug.
+constexpr u32 fullReach = 4096; // bytes: gpuio's maxReach
+
 struct Config {
 	u64 seed = 0;
 	bool threads = false; // OS threads and real time, for ThreadSanitizer
@@ -48,6 +50,7 @@ struct Config {
 	// LBAs that one command moves at most. split: rows larger than that take several commands; window:
 	// rows on equal and adjacent LBAs share one, which crosses no multiple of it. 0: a command for each row.
 	u32 split = 0, window = 0;
+	u32 reach = 0; // LBAs from one row of a command to the next
 	u32 retries = 2, timeout_us = 400, limit_us = 2000;
 	u32 store_buffer = 0, jitter = 0, sleepy = 512; // sleepy: one step in so many is a long sleep
 	// Of the SSDs, per mille of commands.

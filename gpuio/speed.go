@@ -1,0 +1,143 @@
+package gpuio
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+	"unsafe"
+
+	"helios/cuda"
+	"helios/internal/hostmem"
+	"helios/nvme"
+)
+
+// Speed is how fast SSDs read together, whatever bounds them: their media, a link, a processor.
+// Only the quotient matters here. The zero value: not known.
+type Speed struct {
+	Commands float64 // a second, of one row each
+	Bytes    float64 // a second, in long reads
+}
+
+// maxReach bounds the distance between the beginnings of two rows that share a command. It is the
+// distance where the speed is not known: flash is read and corrected in units of about 4 KiB, so
+// such an SSD reads so many bytes at the cost of one block.
+const maxReach = 4096
+
+// reachBytes is the distance that pays, for rows of so many bytes: one command for two rows and
+// what lies between takes no longer than two commands. It is short where media have no such units
+// (3D XPoint), and where bytes fill a link.
+func (s Speed) reachBytes(row int) int {
+	if !(s.Commands > 0 && s.Bytes > 0) {
+		return maxReach
+	}
+	return int(min(2*s.Bytes/s.Commands-float64(row), maxReach))
+}
+
+// How speed is measured: two rounds of each kind of reads, of which the second counts.
+const (
+	measuredRows   = 4096 // of each SSD
+	measuredPieces = 128  // of each SSD
+	measuredPiece  = 64 << 10
+	measuredLimit  = 5 * time.Second
+)
+
+// MeasureSpeed measures how fast SSDs read the rows of a layout through the async stack, where that
+// decides about commands; else it returns the zero value. It does so for SSDs that are hardware:
+// a controller in software takes a processor's time for each command, so its speed is taken as not
+// known. A read that fails leaves the speed unknown: the run meets the failure again, and names it.
+func MeasureSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout,
+	o AsyncOptions) (Speed, error) {
+	if o.CoalesceBytes < 0 || l.ReadBytes() >= maxReach {
+		return Speed{}, nil
+	}
+	for _, d := range ssds {
+		if d.Ctrl == nil {
+			return Speed{}, nil
+		}
+		if _, hardware := nvme.As[nvme.Preparer](d.Ctrl.Bus()); !hardware {
+			return Speed{}, nil
+		}
+	}
+	s, err := measureSpeed(ctx, dev, ssds, l, o)
+	if err != nil && ctx.Err() == nil {
+		return Speed{}, nil
+	}
+	return s, err
+}
+
+func measureSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout,
+	o AsyncOptions) (s Speed, err error) {
+	pieces := l.LBAsOn(int(l.SSDs)-1) * int64(l.LBABytes) / measuredPiece
+	if pieces < measuredPieces { // so little data is read in no time
+		return Speed{}, nil
+	}
+	long, err := NewLayout(pieces*int64(l.SSDs), measuredPiece, int(l.SSDs), int(l.LBABytes))
+	if err != nil {
+		return Speed{}, err
+	}
+	o.CoalesceBytes = -1
+	if s.Commands, err = readSpeed(ctx, dev, ssds, l, o, measuredRows); err != nil {
+		return Speed{}, err
+	}
+	if s.Bytes, err = readSpeed(ctx, dev, ssds, long, o, measuredPieces); err != nil {
+		return Speed{}, err
+	}
+	s.Bytes *= measuredPiece
+	return s, nil
+}
+
+// readSpeed returns how many rows a second a stack reads of n random ones of each SSD.
+func readSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout, o AsyncOptions,
+	n int) (rate float64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, measuredLimit)
+	defer cancel()
+	rd, err := NewAsync(dev, ssds, l, o)
+	if err != nil {
+		return 0, err
+	}
+	total := n * len(ssds)
+	// Data is written over: only how long it takes matters.
+	places := min(total, measuredPieces*measuredPiece/int(l.RowBytes))
+	list, lerr := dev.Alloc(cuda.MemPinned, int64(total)*12, "gpuio speed")
+	dst, derr := dev.Alloc(cuda.MemDevice, int64(places)*int64(l.RowBytes), "gpuio speed")
+	// After Close no SSD writes to them any more.
+	defer func() {
+		op, cancel := context.WithTimeout(context.WithoutCancel(ctx), measuredLimit)
+		defer cancel()
+		err = errors.Join(err, rd.Close(op))
+		for _, b := range []cuda.Buffer{list, dst} {
+			if b != nil {
+				err = errors.Join(err, b.Free())
+			}
+		}
+	}()
+	if err := errors.Join(lerr, derr); err != nil {
+		return 0, err
+	}
+	rows := hostmem.View[int64](list.Bytes()[:total*8])
+	pos := hostmem.View[uint32](list.Bytes()[total*8:])
+	offsets := make([]int64, len(ssds)+1)
+	rng := rand.New(rand.NewPCG(1, 2))
+	for s := range ssds {
+		offsets[s+1] = offsets[s] + int64(n)
+		for i := s * n; i < (s+1)*n; i++ {
+			rows[i] = rng.Int64N(l.RowsOn(s))*int64(len(ssds)) + int64(s)
+			pos[i] = uint32(i % places)
+		}
+	}
+	for range 2 {
+		began := time.Now()
+		p, err := rd.Submit(ctx, &ReadSet{Rows: list.Ptr(),
+			Pos: list.Ptr() + cuda.DevicePtr(uintptr(total)*unsafe.Sizeof(rows[0])), SSDOffset: offsets,
+			Dst: dst, DstStride: int64(l.RowBytes)})
+		if err != nil {
+			return 0, err
+		}
+		if _, err := p.Wait(ctx); err != nil {
+			return 0, err
+		}
+		rate = float64(total) / time.Since(began).Seconds()
+	}
+	return rate, nil
+}
