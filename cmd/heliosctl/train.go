@@ -170,7 +170,7 @@ func (t *trainer) train(ctx context.Context) (err error) {
 		return err
 	}
 	showResult(e, res, w)
-	showCPU(e, res.Epochs)
+	showCPU(e, res.Epochs, w.fastest)
 	out.event("result", res)
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"helios/internal/hostcpu"
+	"helios/internal/units"
 	"helios/sched/plan"
 	"helios/sched/report"
 )
@@ -18,8 +19,9 @@ func (t *trainer) meterCPU() (stop func()) {
 	return hostcpu.Meter()
 }
 
-// showCPU prints the CPU time of a mini-batch by what took it, of the last epoch.
-func showCPU(e *env, epochs []report.EpochResult) {
+// showCPU prints the CPU time of a mini-batch by what took it, of the last epoch. rate is the most
+// commands a second that the run had of its SSDs.
+func showCPU(e *env, epochs []report.EpochResult, rate float64) {
 	if len(epochs) == 0 {
 		return
 	}
@@ -44,6 +46,27 @@ func showCPU(e *env, epochs []report.EpochResult) {
 	each := 1e6 / float64(u.Batches)
 	e.ui.Printf("interrupts and other programs: %.1f us a mini-batch", each*u.Others)
 	e.ui.Printf("processors idle: %.1f us a mini-batch", each*u.Idle)
+	e.ui.Printf("%s", floor(&last, hostcpu.Count(), rate))
+}
+
+// floor says how long a mini-batch takes at least: where all operators share the processors without
+// a gap, waits for memory included, and where the SSDs always take commands at a rate, if it is not
+// 0.
+func floor(r *report.EpochResult, processors int, rate float64) string {
+	each := 1e6 / float64(r.CPU.Batches)
+	least := each * r.CPU.Seconds / float64(processors)
+	text := fmt.Sprintf("floor: %.1f us a mini-batch by %d processors", least, processors)
+	switch {
+	case r.SSDCommands == 0:
+	case rate == 0:
+		text += fmt.Sprintf("; no pass took %v, to measure the SSDs", rateTime)
+	default:
+		ssds := each * float64(r.SSDCommands) / rate
+		text += fmt.Sprintf(", %.1f by SSDs, which gave %s commands a second in some %v", ssds,
+			units.FormatCount(rate), rateTime)
+		least = max(least, ssds)
+	}
+	return text + fmt.Sprintf("; the epoch took %.2f times the longest", each*r.Seconds/least)
 }
 
 // showPlan prints a run's operators, where that was asked for. Of a plan that the tuner has changed

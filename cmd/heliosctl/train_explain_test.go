@@ -2,10 +2,13 @@ package main
 
 import (
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"helios/internal/testing/wide"
+	"helios/sched/report"
 )
 
 // mostUnaccounted bounds the share of the processor time of a run for which no operator is named.
@@ -59,9 +62,45 @@ func TestProcessorTime(t *testing.T) {
 		}
 		t.Logf("%s: %.3f s, unaccounted %.1f %%", mode, all, 100*rest/all)
 	}
-	require.Regexp(t, `software SSDs +io_uring_enter +\d+\.\d +\d+\.\d%`,
-		ok(t, "train", "g", "--mode", "helios", "--epochs", "1", "--no-eval", "--explain"))
+	text := ok(t, "train", "g", "--mode", "helios", "--epochs", "1", "--no-eval", "--explain")
+	require.Regexp(t, `software SSDs +io_uring_enter +\d+\.\d +\d+\.\d%`, text)
+	require.Regexp(t, `floor: \d+\.\d us a mini-batch by \d+ processors.* took \d+\.\d\d times`,
+		text)
 	for _, e := range lines(t, ok(t, "train", "g", "--epochs", "1", "--no-eval", "--json", "--quiet")) {
 		require.NotContains(t, e, "cpu", "nobody asked")
 	}
+}
+
+func TestFloor(t *testing.T) {
+	r := &report.EpochResult{Batches: 10, Seconds: 0.06, CPU: &report.CPUUse{Batches: 10,
+		Seconds: 0.1}}
+	require.Equal(t, "floor: 5000.0 us a mini-batch by 2 processors; "+
+		"the epoch took 1.20 times the longest", floor(r, 2, 0))
+	r.SSDCommands = 4000
+	require.Equal(t, "floor: 5000.0 us a mini-batch by 2 processors; no pass took 250ms, to "+
+		"measure the SSDs; the epoch took 1.20 times the longest", floor(r, 2, 0))
+	require.Equal(t, "floor: 5000.0 us a mini-batch by 2 processors, 4000.0 by SSDs, which gave "+
+		"100 k commands a second in some 250ms; the epoch took 1.20 times the longest",
+		floor(r, 2, 1e5))
+	require.Contains(t, floor(r, 2, 7e4), "the epoch took 1.05 times", "SSDs bound it")
+}
+
+// The SSDs' rate is the fastest of times that are long enough, each within a pass.
+func TestFastest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &watch{trainer: &trainer{trainerArgs: &trainerArgs{}}}
+		hear := func(pass string, after time.Duration, commands int64) {
+			time.Sleep(after)
+			w.hear(pass, report.Partial{Commands: commands})
+		}
+		hear("epoch 1", time.Hour, 100)
+		hear("epoch 1", rateTime/2, 1000)
+		hear("validate", rateTime, 5000)
+		require.Zero(t, w.fastest, "no pass was long enough")
+		hear("validate", 2*rateTime, 6000)
+		hear("validate", rateTime, 6100)
+		require.Equal(t, 1000/(2*rateTime).Seconds(), w.fastest)
+		hear("validate", rateTime, 7100)
+		require.Equal(t, 1000/rateTime.Seconds(), w.fastest)
+	})
 }

@@ -25,7 +25,15 @@ type watch struct {
 	lately           traffic   // as of a while ago
 	at               time.Time // when that was
 	perBytes, perCmd float64   // bytes and commands a second since
+
+	began   time.Time // the time in which a rate is measured
+	before  int64     // commands of the pass until then
+	fastest float64   // commands a second of the fastest such time; 0: no pass was so long
 }
+
+// rateTime is how long SSDs work for a rate. The commands of a set are counted at its end, so a
+// shorter time would have too many or too few.
+const rateTime = 250 * time.Millisecond
 
 // traffic counts the bytes and commands of SSDs.
 type traffic struct{ bytes, commands int64 }
@@ -50,6 +58,10 @@ func (w *watch) observer() report.Observer {
 func (w *watch) hear(pass string, p report.Partial) {
 	if pass != w.pass {
 		w.endPass()
+		w.began, w.before = time.Now(), p.Commands
+	} else if d := time.Since(w.began); d >= rateTime {
+		w.fastest = max(w.fastest, float64(p.Commands-w.before)/d.Seconds())
+		w.began, w.before = time.Now(), p.Commands
 	}
 	w.pass, w.now = pass, p
 	if w.live {
