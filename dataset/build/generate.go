@@ -28,7 +28,9 @@ type GenerateOptions struct {
 	Nodes     int64   `option:"nodes" shown:"none" arg:"NUMBER" usage:"NUMBER of nodes (required)"`
 	AvgDegree float64 `option:"avg-degree" positive:"yes" default:"12" usage:"mean number of in-neighbours"`
 	Classes   int     `option:"classes" positive:"yes" default:"16" usage:"number of labels"`
-	Dim       int     `option:"dim" positive:"yes" default:"128" usage:"features of a node (float32)"`
+	// Target is one of dataset.TargetClass (the default), TargetMultiLabel and TargetRegression.
+	Target string `option:"target" oneof:"class,multi-label,regression" default:"class" usage:"what is to be predicted: the class; labels, of which a node has those of its class and of the next; or a number, ten times the class plus noise of variance 1; not for typed"`
+	Dim    int    `option:"dim" positive:"yes" default:"128" usage:"features of a node (float32)"`
 	// the same seed and options give the same bytes on every machine
 	Seed uint64 `option:"seed" default:"1" usage:"seed of all random choices"`
 	Out  string `option:"out" arg:"DIR" usage:"DIR to create"`
@@ -59,6 +61,7 @@ func (o *GenerateOptions) fill() error {
 	o.Kind = cmp.Or(o.Kind, kindSBM)
 	o.AvgDegree = cmp.Or(o.AvgDegree, 12)
 	o.Homophily = cmp.Or(o.Homophily, 0.8)
+	o.Target = cmp.Or(o.Target, dataset.TargetClass)
 	if o.Kind == kindCommunities {
 		o.Signal = cmp.Or(o.Signal, 0.1)
 	}
@@ -104,6 +107,15 @@ func (o *GenerateOptions) check() error {
 	case o.Classes < 1 || int64(o.Classes) > o.Nodes || o.Classes > 1<<20:
 		return errs.New(errs.Usage, "{classes} %d is outside 1..%d ({nodes})", o.Classes,
 			min(o.Nodes, 1<<20))
+	case !slices.Contains(targets, o.Target):
+		return errs.New(errs.Usage, "{target} %q is unknown; use one of %s", o.Target,
+			strings.Join(targets, ", "))
+	case !o.plain() && o.Kind == kindTyped:
+		return errs.New(errs.Usage,
+			"{target} %s: {kind} %s has classes alone; leave one of the two out", o.Target, o.Kind)
+	case o.Target == dataset.TargetMultiLabel && (o.Classes < 2 || o.Classes > dataset.MaxDim):
+		return errs.New(errs.Usage, "{classes} %d is outside 2..%d ({target} %s)", o.Classes,
+			dataset.MaxDim, o.Target)
 	case o.Dim < 1 || o.Dim > dataset.MaxDim:
 		return errs.New(errs.Usage, "{dim} %d is outside 1..%d", o.Dim, dataset.MaxDim)
 	case !in(o.AvgDegree, 0.001, 1e6):
@@ -139,6 +151,9 @@ func (o *GenerateOptions) bytes() float64 {
 		splits = 1
 	case o.TestFraction < 0:
 		splits = o.TrainFraction + o.ValFraction
+	}
+	if o.Target == dataset.TargetMultiLabel {
+		row += float64(o.Classes)
 	}
 	edges := nodes * o.AvgDegree
 	// sorted runs, 5 bytes an edge, lie beside what is merged from them
@@ -212,13 +227,22 @@ func Generate(ctx context.Context, o GenerateOptions) (err error) {
 	if m.Typed() {
 		return s.Commit(m)
 	}
+	if !o.plain() {
+		g.folder = dataset.NodesDir(0)
+	}
 	if o.FeatureFn == "" {
 		if err := g.features(ctx, s); err != nil {
 			return err
 		}
 	}
+	if !o.plain() {
+		g.folder = dataset.TasksDir(0)
+	}
 	if m.Train, m.Val, m.Test, err = g.labelsAndSplits(ctx, s); err != nil {
 		return err
+	}
+	if !o.plain() {
+		g.describe(&m)
 	}
 	return s.Commit(m)
 }
@@ -235,6 +259,7 @@ const (
 	genNoise
 	genSplit
 	genHub
+	genTarget
 )
 
 // Kinds of graphs.
@@ -423,7 +448,7 @@ const nodesPerChunk = 4096
 // listEdges writes the in-neighbours that draw gives for each node, distinct and ascending.
 func (g *generator) listEdges(ctx context.Context, s *Staging,
 	draw func(id int64, dst []int64) []int64) (int64, error) {
-	w, err := edges.NewCSC(s.Store(), g.Nodes, g.Nodes)
+	w, err := edges.NewCSC(g.store(s), g.Nodes, g.Nodes)
 	if err != nil {
 		return 0, err
 	}
@@ -462,7 +487,7 @@ func (g *generator) rmatEdges(ctx context.Context, s *Staging) (_ int64, _ map[s
 	err error) {
 	const perChunk, perPart = 1 << 13, 1 << 20
 	total := int64(float64(g.Nodes) * g.AvgDegree)
-	counts, err := edges.Sort(ctx, s.Store(), edges.Source{Name: "rmat", Unit: "edges",
+	counts, err := edges.Sort(ctx, g.store(s), edges.Source{Name: "rmat", Unit: "edges",
 		Total: total, Parts: int((total + perPart - 1) / perPart),
 		Read: func(ctx context.Context, part int, emit func(src, dst []int64) error,
 			done func(int64)) error {
@@ -516,7 +541,8 @@ func (g *generator) features(ctx context.Context, s *Staging) error {
 
 func (g *generator) labelsAndSplits(ctx context.Context, s *Staging) (train, val, test int64,
 	err error) {
-	labels, err := s.Array(path.Join(g.folder, "labels"), npy.Int32, 0)
+	kind, columns := g.labelShape()
+	labels, err := s.Array(path.Join(g.folder, "labels"), kind, columns)
 	if err != nil {
 		return 0, 0, 0, err
 	}
@@ -529,21 +555,20 @@ func (g *generator) labelsAndSplits(ctx context.Context, s *Staging) (train, val
 	}
 	const perChunk = 64 << 10
 	type part struct {
-		labels []int32
+		labels []byte
 		nodes  [3][]int64
 	}
 	err = work.InOrder(ctx, (g.Nodes+perChunk-1)/perChunk, func(c int64) (p part) {
 		lo, hi := c*perChunk, min((c+1)*perChunk, g.Nodes)
-		p.labels = make([]int32, 0, hi-lo)
 		for v := lo; v < hi; v++ {
-			p.labels = append(p.labels, int32(g.class(g.rank(v))))
+			p.labels = g.appendLabels(p.labels, v)
 			if i := sp.Of(uint64(v)); i >= 0 {
 				p.nodes[i] = append(p.nodes[i], v)
 			}
 		}
 		return p
 	}, func(c int64, p part) error {
-		err := labels.Int32s(p.labels)
+		_, err := labels.Write(p.labels)
 		for i, v := range p.nodes {
 			if err == nil {
 				sp.n[i] += int64(len(v))

@@ -230,6 +230,13 @@ func TestGenerateBadOptions(t *testing.T) {
 			o *GenerateOptions) {
 			o.TrainFraction, o.ValFraction, o.TestFraction = 0.5, 0.2, 0.4
 		},
+		"option target \"x\" is": func(o *GenerateOptions) { o.Target = "x" },
+		"option target regression: option kind typed": func(o *GenerateOptions) {
+			o.Target, o.Kind = dataset.TargetRegression, kindTyped
+		},
+		"option classes 1 is outside 2..": func(o *GenerateOptions) {
+			o.Target, o.Classes = dataset.TargetMultiLabel, 1
+		},
 		"option out":             func(o *GenerateOptions) { o.Out = "" },
 		"already exists":         func(o *GenerateOptions) { o.Out = os.TempDir() },
 		"option out x.partial-1": func(o *GenerateOptions) { o.Out = "x.partial-1" },
@@ -242,6 +249,53 @@ func TestGenerateBadOptions(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		require.Contains(t, []errs.Class{errs.Usage, errs.Refused}, errs.ClassOf(err))
 		datasettest.RequireEmpty(t, root)
+	}
+}
+
+// TestGenerateTargets: labels and numbers follow the classes that the same flags plant, and nothing
+// else of the dataset changes.
+func TestGenerateTargets(t *testing.T) {
+	made := func(kind, target string, classes int) *dataset.Dataset {
+		out := filepath.Join(t.TempDir(), "g")
+		require.NoError(t, Generate(bg, GenerateOptions{Kind: kind, Name: "g", Nodes: 5000, Dim: 5,
+			Classes: classes, Target: target, Out: out}))
+		return datasettest.Open(t, out)
+	}
+	for _, kind := range []string{kindSBM, kindRMAT, kindCommunities} {
+		for _, classes := range []int{2, 5} {
+			plain := made(kind, "", classes)
+			class, err := plain.Labels()
+			require.NoError(t, err)
+			same := func(d *dataset.Dataset) {
+				files, others := datasettest.Digest(t, plain.Dir()), datasettest.Digest(t, d.Dir())
+				for theirs, ours := range map[string]string{"features": "nodes/000/features",
+					"indptr": "edges/000/indptr", "indices": "edges/000/indices",
+					"train": "tasks/000/train", "test": "tasks/000/test"} {
+					require.NotEmpty(t, files[theirs+".npy"])
+					require.Equal(t, files[theirs+".npy"], others[ours+".npy"], theirs)
+				}
+			}
+			d := made(kind, dataset.TargetMultiLabel, classes)
+			same(d)
+			labels, err := d.TaskMultiLabels(0)
+			require.NoError(t, err)
+			for i, y := range labels {
+				k, own := i%classes, int(class[i/classes])
+				has := k == own || classes > 2 && k == (own+1)%classes
+				require.Equal(t, has, y == 1, "label %d of node %d", k, i/classes)
+			}
+			d = made(kind, dataset.TargetRegression, classes)
+			same(d)
+			values, err := d.TaskValues(0)
+			require.NoError(t, err)
+			sum, squares := 0.0, 0.0
+			for i, x := range values {
+				far := float64(x) - 10*float64(class[i])
+				sum, squares = sum+far, squares+far*far
+			}
+			require.InDelta(t, 0, sum/5000, 0.05)
+			require.InDelta(t, 1, squares/5000, 0.1)
+		}
 	}
 }
 

@@ -119,7 +119,7 @@ func testFigures(all []experiment) (out []figure) {
 		for _, c := range m.Curves[:min(len(m.Curves), metrics.MaxCurves)] {
 			name := fmt.Sprintf("%s, seed %d", x.name, x.runs[0].result.Seed)
 			if len(m.Curves) > 1 {
-				name += fmt.Sprintf(", class %d", c.Class)
+				name += fmt.Sprintf(", %s %d", m.Target().Singular(), c.Class)
 			}
 			roc.Series = append(roc.Series, curve(name, c.FPR, c.Recall))
 			pr.Series = append(pr.Series, curve(name, c.Recall, c.Precision))

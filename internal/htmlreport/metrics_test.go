@@ -37,3 +37,16 @@ func TestTablesOfNumbers(t *testing.T) {
 	require.Equal(t, [][]string{{"0", "3", "1.5000", "–", "–"}, {"1", "2", "–", "–", "–"}},
 		tables[1].Rows)
 }
+
+// The curves of labels are named by them.
+func TestCurvesOfLabels(t *testing.T) {
+	c := metrics.Curve{FPR: []float64{0, 1}, Recall: []float64{0, 1}, Precision: []float64{1, 0.5}}
+	d := c
+	d.Class = 1
+	r := trained{}
+	r.result.Metrics = &metrics.Report{Classes: make([]metrics.Class, 2),
+		Curves: []metrics.Curve{c, d}}
+	figures := testFigures([]experiment{{name: "x", runs: []trained{r}}})
+	require.Len(t, figures, 2)
+	require.Equal(t, "x, seed 0, label 1", figures[0].Series[1].Name)
+}

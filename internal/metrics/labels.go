@@ -87,6 +87,9 @@ func (s *LabelScores) Report() *Report {
 			Recall: over(hit, label), F1: over(2*hit, label+predicted)}
 		if s.Proba != nil {
 			x.ROCAUC, x.AveragePrecision = ranking(keys, spare[:len(keys)])
+			if x.ROCAUC != nil && s.Columns <= MaxCurves {
+				r.Curves = append(r.Curves, curveOf(c, keys, label))
+			}
 		}
 		hits, labels, predictions = hits+hit, labels+label, predictions+predicted
 		f1.add(x.F1)

@@ -104,8 +104,8 @@ type Report struct {
 	Numbers []NumberFigures `json:"numbers,omitempty"`
 	// Confusion counts nodes by label and prediction; absent with more than MaxConfusion classes.
 	Confusion [][]int64 `json:"confusion,omitempty"`
-	// Curves are those of class 1 of two, or of each of up to MaxCurves classes; absent where areas
-	// are.
+	// Curves are those of class 1 of two, or of each of up to MaxCurves classes or labels; absent
+	// where areas are.
 	Curves []Curve `json:"curves,omitempty"`
 }
 
@@ -120,7 +120,8 @@ func (r *Report) Target() Target {
 	return Labels
 }
 
-// Curve has what falling thresholds of a class's probability give, at some 200 of them at most.
+// Curve has what falling thresholds of a class's or label's probability give, at some 200 of them
+// at most.
 type Curve struct {
 	Class int `json:"class"`
 	// FPR is the share of the other nodes that are predicted as the class, Recall that of its own.
@@ -129,7 +130,7 @@ type Curve struct {
 	Precision []float64 `json:"precision"`
 }
 
-// MaxCurves is the most classes of a report with curves.
+// MaxCurves is the most classes or labels of a report with curves.
 const MaxCurves = 10
 
 // Class has the figures of a class against all others. A figure is absent where it divides by 0.

@@ -3,6 +3,7 @@ package metrics
 import (
 	"encoding/json"
 	"math"
+	"math/rand/v2"
 	"os"
 	"testing"
 
@@ -58,6 +59,49 @@ func TestFiguresOfScikitLearn(t *testing.T) {
 			}
 		}
 		check(NewNumberScores(c.Columns, targets), &c, Numbers)
+	}
+}
+
+// Each of up to MaxCurves labels that both kinds of nodes have has a curve, whose points are what
+// thresholds of its known nodes give.
+func TestCurvesOfLabels(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for _, columns := range []int{1, 3, MaxCurves, MaxCurves + 1} {
+		labels := make([]uint8, 400*columns)
+		for i := range labels {
+			labels[i] = []uint8{0, 1, UnknownLabel}[r.IntN(3)]
+			if columns == 3 && i%3 == 1 {
+				labels[i] = 1 // of which no node is without
+			}
+		}
+		s := NewLabelScores(columns, labels, true)
+		for i := range 400 {
+			z := make([]float32, columns)
+			for c := range z {
+				z[c] = float32(r.IntN(40))/8 - 2.5
+			}
+			s.Set(i, z)
+		}
+		var have []int
+		for _, curve := range s.Report().Curves {
+			c := curve.Class
+			have = append(have, c)
+			one := &Scores{Classes: 1}
+			for i := c; i < len(labels); i += columns {
+				if labels[i] != UnknownLabel {
+					one.Labels = append(one.Labels, int32(labels[i])-1)
+					one.Proba = append(one.Proba, s.Proba[i])
+				}
+			}
+			reached := thresholds(one, 0)
+			require.Greater(t, len(curve.FPR), 20)
+			for i := range curve.FPR[1:] {
+				require.True(t, reached[[3]float64{curve.FPR[i+1], curve.Recall[i+1],
+					curve.Precision[i+1]}], "label %d, point %d", c, i+1)
+			}
+		}
+		want := map[int][]int{1: {0}, 3: {0, 2}, MaxCurves: {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}}[columns]
+		require.Equal(t, want, have)
 	}
 }
 
