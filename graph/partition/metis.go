@@ -14,8 +14,8 @@ import (
 	"helios/internal/units"
 )
 
-// METIS is the multilevel partitioner of Karypis and Kumar (METIS_PartGraphKway), for graphs that
-// fit into memory several times.
+// METIS is the multilevel partitioner of Karypis and Kumar, k-way or by recursive bisection,
+// for graphs that fit into memory several times.
 const METIS = "metis"
 
 var metisMethod = method{name: METIS,
@@ -52,7 +52,7 @@ func runMETIS(ctx context.Context, t *graph.Topology, o *Options, of []uint32, i
 // coarser graphs and queues: the most that was measured with METIS 5.1 (5 to 15 times the
 // undirected edges).
 func metisNeeds(nodes, edges, idBytes int64) int64 {
-	return 2*edges*idBytes*16 + nodes*(8+idBytes*20)
+	return 2*edges*idBytes*16 + nodes*(8+idBytes*21)
 }
 
 func callMETIS[T metis.Number](ctx context.Context, lib *metis.Library, t *graph.Topology,

@@ -1,6 +1,7 @@
 package metis
 
 import (
+	"context"
 	"os/exec"
 	"path/filepath"
 	"testing"
@@ -58,6 +59,36 @@ func with[T Number](t *testing.T, idx string, wide bool) {
 	// Seeds above METIS's numbers lose their upper bits.
 	require.NoError(t, run(Options{Parts: 3, Seed: 1<<63 + 77, Imbalance: 50}))
 	require.Equal(t, 5, ended)
+}
+
+// The way that cuts fewer edges has the parts, unless they are less even than both the bound and
+// the other way, or it failed.
+func TestFewerCuts(t *testing.T) {
+	l, err := Open(fake(t, "int32_t"))
+	require.NoError(t, err)
+	const nodes = 80
+	g := Graph[int32]{Start: list[int32](t, make([]int32, nodes+1)...)}
+	for parts, first := range map[int]int32{2: 1, 10: 9, 3: 0, 4: 0, 6: 0, 8: 0, 12: 0} {
+		part := list[int32](t, make([]int32, nodes)...)
+		require.NoError(t, Partition(t.Context(), l, g,
+			Options{Parts: parts, Seed: 77, Imbalance: 50}, part, func() {}))
+		for v, p := range part {
+			want := int32(v % parts)
+			if first > 0 {
+				want = first - want
+			}
+			require.Equal(t, want, p, "%d parts, node %d", parts, v)
+		}
+	}
+	// Nobody waits for a second way after a stop.
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	part := list[int32](t, make([]int32, nodes)...)
+	ended := make(chan struct{})
+	_ = Partition(ctx, l, g, Options{Parts: 2, Seed: 77, Imbalance: 50}, part,
+		func() { close(ended) })
+	<-ended
+	require.Equal(t, int32(0), part[0])
 }
 
 func TestBothWidths(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -36,10 +37,13 @@ type Library struct {
 	Path string // as it was asked for
 	Wide bool   // idx_t has 64 bits, else 32
 
-	setDefaults func(options unsafe.Pointer) int32
-	kway        func(nvtxs, ncon, xadj, adjncy, vwgt, vsize, adjwgt, nparts, tpwgts, ubvec, options,
-		edgecut, part unsafe.Pointer) int32
+	setDefaults     func(options unsafe.Pointer) int32
+	kway, recursive call
 }
+
+// call is one of METIS's ways to partition a graph.
+type call func(nvtxs, ncon, xadj, adjncy, vwgt, vsize, adjwgt, nparts, tpwgts, ubvec, options,
+	edgecut, part unsafe.Pointer) int32
 
 // Open opens the library at path, or for "" one with a usual name. Where there is none the error
 // has class Capability.
@@ -72,7 +76,7 @@ func Open(path string) (*Library, error) {
 func bind(h uintptr, name string) (*Library, error) {
 	l := &Library{Path: name}
 	err := dl.Bind(h, map[string]any{"METIS_SetDefaultOptions": &l.setDefaults,
-		"METIS_PartGraphKway": &l.kway})
+		"METIS_PartGraphKway": &l.kway, "METIS_PartGraphRecursive": &l.recursive})
 	if err != nil {
 		return nil, fmt.Errorf("%s %w: it is no METIS 5", name, err)
 	}
@@ -144,15 +148,16 @@ type Options struct {
 	Imbalance int
 }
 
-// Partition fills part, a number for each node and outside Go's heap, by METIS_PartGraphKway with
-// the library's own defaults otherwise: edge cut, one cut, 10 iterations of refinement. METIS can't
-// be stopped: where ctx ends first, Partition returns, done is called once METIS has ended, and g
-// and part are METIS's until then. Otherwise done is called before Partition returns.
+// Partition fills part, a number for each node and outside Go's heap, by METIS_PartGraphKway or
+// METIS_PartGraphRecursive, whichever cuts fewer edges, with the library's own defaults otherwise:
+// edge cut, one cut, 10 iterations of refinement. METIS can't be stopped: where ctx ends first,
+// Partition returns, done is called once METIS has ended, and g and part are METIS's until then.
+// Otherwise done is called before Partition returns.
 func Partition[T Number](ctx context.Context, l *Library, g Graph[T], o Options, part []T,
 	done func()) error {
 	ended := make(chan error, 1)
 	go func() {
-		err := partition(l, g, o, part)
+		err := partition(ctx, l, g, o, part)
 		done()
 		ended <- err
 	}()
@@ -164,25 +169,62 @@ func Partition[T Number](ctx context.Context, l *Library, g Graph[T], o Options,
 	}
 }
 
-func partition[T Number](l *Library, g Graph[T], o Options, part []T) (err error) {
+func partition[T Number](ctx context.Context, l *Library, g Graph[T], o Options, part []T) error {
+	cut, err := by(l, l.kway, g, o, part)
+	// Bisecting beyond a few nodes a part leaves parts empty, and METIS says so on stdout.
+	if err != nil || ctx.Err() != nil || len(part)/leastBisected < o.Parts {
+		return err
+	}
+	mem, err := hostmem.Alloc(int64(len(part))*l.IDBytes(), "parts by METIS")
+	if err != nil {
+		return err
+	}
+	other := hostmem.View[T](mem)[:len(part)]
+	// An error of the second way leaves the parts of the first.
+	if less, err := by(l, l.recursive, g, o, other); err == nil && less < cut {
+		bound := len(part)*(1000+o.Imbalance)/(1000*o.Parts) + 1
+		if most := largest(other, o.Parts); most <= max(bound, largest(part, o.Parts)) {
+			copy(part, other)
+		}
+	}
+	return hostmem.Free(mem)
+}
+
+// leastBisected is the least mean size of parts by bisection.
+const leastBisected = 8
+
+// largest counts the nodes of the largest part. A number that is no part makes it all of them.
+func largest[T Number](part []T, parts int) int {
+	sizes := make([]int, parts)
+	for _, p := range part {
+		if p < 0 || int64(p) >= int64(parts) {
+			return len(part)
+		}
+		sizes[p]++
+	}
+	return slices.Max(sizes)
+}
+
+// by partitions a graph in one way, and returns how many edges are cut.
+func by[T Number](l *Library, way call, g Graph[T], o Options, part []T) (cuts T, err error) {
 	var x T
 	if int64(unsafe.Sizeof(x)) != l.IDBytes() {
-		return fmt.Errorf("METIS: numbers of %d bytes for a library of %d", unsafe.Sizeof(x),
+		return 0, fmt.Errorf("METIS: numbers of %d bytes for a library of %d", unsafe.Sizeof(x),
 			l.IDBytes())
 	}
 	if len(g.Start) != len(part)+1 || len(part) == 0 {
-		return fmt.Errorf("METIS: %d offsets for %d nodes", len(g.Start), len(part))
+		return 0, fmt.Errorf("METIS: %d offsets for %d nodes", len(g.Start), len(part))
 	}
 	mem, err := hostmem.Alloc((nOptions+4)*8, "METIS options")
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer func() { err = errors.Join(err, hostmem.Free(mem)) }()
 	v := hostmem.View[T](mem)
 	options, nodes, weights, parts, cut := v[:nOptions], &v[nOptions], &v[nOptions+1],
 		&v[nOptions+2], &v[nOptions+3]
 	if status := l.setDefaults(unsafe.Pointer(&options[0])); status != statusOK {
-		return fmt.Errorf("METIS_SetDefaultOptions returned %d", status)
+		return 0, fmt.Errorf("METIS_SetDefaultOptions returned %d", status)
 	}
 	options[optionSeed] = T(o.Seed & math.MaxInt32)
 	options[optionUFactor] = T(o.Imbalance)
@@ -193,27 +235,27 @@ func partition[T Number](l *Library, g Graph[T], o Options, part []T) (err error
 	}
 	keep, err := keepSignals()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	// Signal handlers that METIS sets jump back into its own thread.
 	runtime.LockOSThread()
-	status := l.kway(unsafe.Pointer(nodes), unsafe.Pointer(weights), unsafe.Pointer(&g.Start[0]),
+	status := way(unsafe.Pointer(nodes), unsafe.Pointer(weights), unsafe.Pointer(&g.Start[0]),
 		unsafe.Pointer(&adj[0]), nil, nil, nil, unsafe.Pointer(parts), nil, nil,
 		unsafe.Pointer(&options[0]), unsafe.Pointer(cut), unsafe.Pointer(&part[0]))
 	runtime.UnlockOSThread()
 	if err := keep.restore(); err != nil {
-		return err
+		return 0, err
 	}
 	switch status {
 	case statusOK:
-		return nil
+		return *cut, nil
 	case statusMemory:
-		return errs.New(errs.Capability,
+		return 0, errs.New(errs.Capability,
 			"METIS: out of memory for %d nodes with %d neighbours; free memory or use another partitioner",
 			len(part), len(g.Adj))
 	case statusInput:
-		return fmt.Errorf("METIS: refuses %d nodes with %d neighbours in %d parts", len(part),
+		return 0, fmt.Errorf("METIS: refuses %d nodes with %d neighbours in %d parts", len(part),
 			len(g.Adj), o.Parts)
 	}
-	return fmt.Errorf("METIS_PartGraphKway returned %d", status)
+	return 0, fmt.Errorf("METIS returned %d", status)
 }
