@@ -22,27 +22,66 @@ func (d *Dataset) TopologyOnSSD(ctx context.Context, o graph.OutOfCoreOptions) (
 	if err := d.oneRelation(); err != nil {
 		return nil, err
 	}
-	l := d.listsOf(0)
 	if d.noEdges {
-		return graph.Alloc(l.dsts, 0, false)
+		return graph.Alloc(d.listsOf(0).dsts, 0, false)
 	}
-	a, err := npy.Open(l.file)
+	t, f, err := d.listFile(0)
 	if err != nil {
 		return nil, err
-	}
-	t, err := d.offsets(l)
-	if err != nil {
-		return nil, err
-	}
-	f := graph.IndexFile{Path: l.file, Offset: a.DataOffset(), Wide: a.Header.DType == npy.Int64}
-	if f.PageSums, err = d.pageSums(l.indices()); err != nil {
-		return nil, errors.Join(err, t.Close())
 	}
 	far, err := graph.OpenOutOfCore(ctx, t, f, o)
 	if err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
 	return far, nil
+}
+
+// RelationsOnSSD is TopologyOnSSD for a graph of several types or relations, of this schema.
+func (d *Dataset) RelationsOnSSD(ctx context.Context, s *graph.Schema,
+	o graph.OutOfCoreOptions) (all *graph.Topology, err error) {
+	lists, files := make([]*graph.Topology, len(s.Relations)),
+		make([]graph.IndexFile, len(s.Relations))
+	defer func() {
+		for _, t := range lists {
+			if err != nil && t != nil {
+				err = errors.Join(err, t.Close())
+			}
+		}
+	}()
+	for r := range lists {
+		if d.noEdges {
+			lists[r], err = graph.Alloc(d.listsOf(r).dsts, 0, false)
+		} else {
+			lists[r], files[r], err = d.listFile(r)
+		}
+		if err != nil {
+			return nil, err
+		}
+		lists[r].Sources = d.listsOf(r).srcs
+	}
+	if d.noEdges {
+		return graph.NewTyped(s, lists)
+	}
+	return graph.OpenTypedOutOfCore(ctx, s, lists, files, o)
+}
+
+// listFile returns the offsets of a relation's lists, and their file.
+func (d *Dataset) listFile(relation int) (*graph.Topology, graph.IndexFile, error) {
+	l := d.listsOf(relation)
+	f := graph.IndexFile{Path: l.file}
+	a, err := npy.Open(l.file)
+	if err != nil {
+		return nil, f, err
+	}
+	f.Offset, f.Wide = a.DataOffset(), a.Header.DType == npy.Int64
+	t, err := d.offsets(l)
+	if err != nil {
+		return nil, f, err
+	}
+	if f.PageSums, err = d.pageSums(l.indices()); err != nil {
+		return nil, f, errors.Join(err, t.Close())
+	}
+	return t, f, nil
 }
 
 // offsets is a topology of offsets alone, checked.

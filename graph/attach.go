@@ -34,10 +34,10 @@ func Attach(dev cuda.Device, t *Topology) (*DeviceTopology, error) {
 	switch {
 	case dev.Info().Backend != "host" && (t.OnStorage() || t.Schema != nil):
 		return attachInner(t)
-	case t.OnStorage():
-		return attachStorage(dev, t)
 	case t.Schema != nil:
 		return attachRelations(dev, t)
+	case t.OnStorage():
+		return attachStorage(dev, t)
 	}
 	if int64(len(t.Indptr)) != t.NumNodes+1 ||
 		int64(len(t.Indices32)+len(t.Indices64)) != t.NumEdges {
@@ -149,13 +149,17 @@ func (d *DeviceTopology) registerLists() (err error) {
 // stay: 64 bytes for 384 nodes. Nothing may be sampled during a call. Without a neighbour cache, or
 // with one that is as it is to be, they do nothing.
 func (d *DeviceTopology) ReleaseLists() error {
-	switch {
-	case d.inner != nil:
+	if d.inner != nil {
 		return d.inner.topo.ReleaseLists()
-	case d.Host.far == nil:
-		return nil
 	}
-	return errors.Join(free(&d.cache[1], &d.cache[2]), d.Host.far.cache.release())
+	var err error
+	for _, r := range d.relations {
+		err = errors.Join(err, r.ReleaseLists())
+	}
+	if d.Host.far != nil {
+		err = errors.Join(err, free(&d.cache[1], &d.cache[2]), d.Host.far.cache.release())
+	}
+	return err
 }
 
 // FillLists reads the lists that ReleaseLists has freed: front to back, the pages that hold them,
@@ -165,9 +169,22 @@ func (d *DeviceTopology) FillLists(ctx context.Context, mem []byte) (bytes int64
 	if d.inner != nil {
 		return d.inner.topo.FillLists(ctx, mem)
 	}
+	for i, r := range d.relations {
+		n := r.ListBytes()
+		var part []byte // nil: of its own
+		if mem != nil {
+			part, mem = mem[:n:n], mem[n:]
+		}
+		more, err := r.FillLists(ctx, part)
+		if err != nil {
+			return 0, errors.Join(fmt.Errorf("relation %s: %w", d.Host.Schema.RelationName(i), err),
+				d.ReleaseLists())
+		}
+		bytes += more
+	}
 	s := d.Host.far
 	if s == nil || s.cache.ids == 0 || s.cache.lists != nil {
-		return 0, nil
+		return bytes, nil
 	}
 	if err := s.cache.reserve(d.Host, mem); err != nil {
 		return 0, err
@@ -182,11 +199,16 @@ func (d *DeviceTopology) FillLists(ctx context.Context, mem []byte) (bytes int64
 }
 
 // ListBytes is the memory of the neighbour cache's lists.
-func (d *DeviceTopology) ListBytes() int64 {
-	if d.Host.far == nil {
-		return 0
+func (d *DeviceTopology) ListBytes() (n int64) {
+	for _, r := range d.Host.Relations {
+		if r.far != nil {
+			n += r.far.cache.listBytes()
+		}
 	}
-	return d.Host.far.cache.listBytes()
+	if d.Host.far != nil {
+		n += d.Host.far.cache.listBytes()
+	}
+	return n
 }
 
 func free(bufs ...*cuda.Buffer) error {

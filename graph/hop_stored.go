@@ -58,7 +58,7 @@ func (p *farParams) tiles() int64 { return (p.NumDst + tileNodes - 1) / tileNode
 
 // farRows looks the destinations' lists up and counts each tile's edges.
 func farRows(b *cuda.Block, p *farParams) error {
-	nodes, indptr := cuda.View[int64](p.Nodes, p.NodesLen), cuda.View[int64](p.Indptr, p.NumNodes+1)
+	nodes, indptr := cuda.View[int64](p.Dst, p.NumDst), cuda.View[int64](p.Indptr, p.NumNodes+1)
 	origin, deg := cuda.View[int64](p.Origin, p.NumDst), cuda.View[uint32](p.Deg, p.NumDst)
 	sums := cuda.View[int64](p.Tiles, p.tiles())
 	c := neighbourCache{lines: cuda.View[cacheLine](p.Lines, p.CacheLine),
@@ -93,7 +93,7 @@ func farRows(b *cuda.Block, p *farParams) error {
 
 // farDraw writes the block's offsets, and to Src which of its neighbours each edge is.
 func farDraw(b *cuda.Block, p *farParams) error {
-	nodes := cuda.View[int64](p.Nodes, p.NodesLen)
+	nodes := cuda.View[int64](p.Dst, p.NumDst)
 	deg, before := cuda.View[uint32](p.Deg, p.NumDst), cuda.View[int64](p.Tiles, p.tiles())
 	start, src := cuda.View[int64](p.EdgeStart, p.NumDst+1), cuda.View[uint32](p.Src, p.SrcLen)
 	level, keys := b.SIMD(), simd.SampleKeys(p.Key)
@@ -150,7 +150,7 @@ func farFind(b *cuda.Block, p *farParams) error {
 	pos, ids, keys := cuda.View[int64](p.Pos, n), cuda.View[uint32](p.IDs, n),
 		cuda.View[uint64](p.Keys, n)
 	lo, hi := b.Range(n)
-	next, missing := lo, int64(0)
+	next, missing, base := lo, int64(0), uint32(p.Base)
 	page := int64(-1) // of the edge before, unless a list in memory had that
 	i := int64(sort.Search(int(p.NumDst), func(i int) bool { return start[i+1] > p.From+lo }))
 	for e := lo; e < hi; i++ {
@@ -159,7 +159,7 @@ func farFind(b *cuda.Block, p *farParams) error {
 		if o < 0 {
 			list := lists[^o:]
 			for ; e < end; e++ {
-				ids[e], pos[e] = list[src[p.From+e]], -1
+				ids[e], pos[e] = list[src[p.From+e]]+base, -1
 			}
 			page = -1
 			continue
@@ -200,7 +200,6 @@ type farSet struct{ pos, ids, keys, counts cuda.Buffer }
 // storedHopper samples neighbours of a topology on storage, on the host device.
 type storedHopper struct {
 	hostHopper
-	store                       *storage
 	kRows, kDraw, kFind, kEnter cuda.Kernel
 	origin, deg, tiles          cuda.Buffer
 	sets                        [2]farSet
@@ -212,7 +211,7 @@ func newStoredHopper(c sampling) (*storedHopper, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &storedHopper{hostHopper: *h, store: c.topo.Host.far}
+	s := &storedHopper{hostHopper: *h}
 	err = s.findKernels(
 		kernelName{&s.kRows, "host_far_rows"}, kernelName{&s.kDraw, "host_far_draw"},
 		kernelName{&s.kFind, "host_far_find"}, kernelName{&s.kEnter, "host_far_enter"})
@@ -244,40 +243,51 @@ func (s *storedHopper) room(b *cuda.Buffer, bytes int64) error {
 	return err
 }
 
-// storedHop is a hop under way. Chunk c is in set c mod 2 of the hopper.
+// storedHop is a hop under way, or a relation's part of one. Chunk c is in set c mod 2 of the
+// hopper.
 type storedHop struct {
 	*storedHopper
+	*hostLists
+	lists                 *DeviceTopology
+	store                 *storage
 	stream                cuda.Stream
 	mb                    *MiniBatch
 	b                     *Block
-	hop                   int
-	n, edges              int64 // destinations; edges of all chunks
+	edges                 int64 // of the block, with those of all chunks
 	frontier              int64
 	chunk, chunks, blocks int64 // edges of a chunk; chunks; blocks that find ids
 }
 
 // hop is hostHop over a topology on storage.
 func (s *storedHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
-	n := mb.HopEnd[hop]
+	n, fanout := mb.HopEnd[hop], int64(s.cfg.Fanouts[hop])
 	mb.Blocks = mb.Blocks[:hop+1]
 	b := &mb.Blocks[hop]
-	if err := mb.grow(stream, &b.Indptr, cuda.MemDevice, (n+1)*8, 0, "block offsets"); err != nil {
+	if err := s.blockRoom(stream, mb, b, n, fanout); err != nil {
 		return err
 	}
-	if s.owner != mb {
-		if err := s.own(stream, mb, n); err != nil {
-			return err
-		}
-	}
-	h := storedHop{storedHopper: s, stream: stream, mb: mb, b: b, hop: hop, n: n, frontier: n,
-		chunk: int64(s.store.opt.Chunk), blocks: int64(max(s.workers, 1))}
-	if err := h.draw(ctx); err != nil {
+	edges, frontier, err := s.drawStored(ctx, stream, mb, b, &hostLists{n: n, frontier: n,
+		drawn: hopDraws{Fanout: fanout, Key: mb.key, Hop: uint32(hop)}})
+	if err != nil {
 		return err
 	}
-	if err := h.enterChunks(ctx); err != nil {
-		return err
+	return s.finish(ctx, stream, mb, hop, edges, frontier)
+}
+
+// drawStored is drawLists over lists on storage.
+func (s *storedHopper) drawStored(ctx context.Context, stream cuda.Stream, mb *MiniBatch, b *Block,
+	l *hostLists) (edges, frontier int64, err error) {
+	h := storedHop{storedHopper: s, hostLists: l, lists: s.topo, stream: stream, mb: mb, b: b,
+		edges: l.edges, frontier: l.frontier, blocks: int64(max(s.workers, 1))}
+	if l.relation != nil {
+		h.lists = l.relation.topo
 	}
-	return s.finish(ctx, stream, mb, hop, h.edges, h.frontier)
+	h.store = h.lists.Host.far
+	h.chunk = int64(h.store.opt.Chunk)
+	if err = h.draw(ctx); err == nil {
+		err = h.enterChunks(ctx)
+	}
+	return h.edges, h.frontier, err
 }
 
 func (h *storedHop) params() farParams {
@@ -286,13 +296,17 @@ func (h *storedHop) params() farParams {
 		Tiles:  h.tiles.Ptr(),
 		Offset: h.store.file.Offset, Shift: uint64(h.store.shift),
 	}
-	if lists, b := &h.store.cache, &h.topo.cache; lists.lists != nil {
+	if h.relation != nil {
+		h.relation.enter(&p.hopParams)
+		p.Dst = h.dst
+	}
+	if lists, b := &h.store.cache, &h.lists.cache; lists.lists != nil {
 		p.Lines, p.Starts, p.Lists = b[0].Ptr(), b[1].Ptr(), b[2].Ptr()
 		p.CacheLine, p.CacheList, p.CacheID = int64(len(lists.lines)), int64(len(lists.starts)),
 			int64(len(lists.lists))
 	}
-	p.EdgeStart, p.Fanout, p.Hop, p.Frontier = h.b.Indptr.Ptr(), int64(h.cfg.Fanouts[h.hop]),
-		uint32(h.hop), h.frontier
+	p.EdgeStart, p.Frontier = h.b.Indptr.Ptr()+cuda.DevicePtr(h.first*8), h.frontier
+	p.hopDraws, p.Epoch = h.drawn, uint32(h.mb.Epoch)
 	if h.b.Src != nil {
 		p.Src, p.SrcLen = h.b.Src.Ptr(), h.b.Src.Size()/4
 	}
@@ -319,8 +333,8 @@ func (h *storedHop) draw(ctx context.Context) error {
 	if h.n+h.edges > math.MaxUint32 {
 		return tooManyEdges(h.n, h.edges)
 	}
-	h.chunks = (h.edges + h.chunk - 1) / h.chunk
-	if err := h.mb.grow(h.stream, &h.b.Src, cuda.MemDevice, max(h.edges, 1)*4, 0,
+	h.chunks = (h.edges - h.hostLists.edges + h.chunk - 1) / h.chunk
+	if err := h.mb.grow(h.stream, &h.b.Src, cuda.MemDevice, max(h.edges, 1)*4, h.hostLists.edges*4,
 		"block sources"); err != nil {
 		return err
 	}
@@ -356,7 +370,7 @@ func (h *storedHop) enterChunks(ctx context.Context) error {
 		}
 		if c < h.chunks {
 			from, to := h.bounds(c)
-			if err := h.fetch(ctx, &h.sets[c%2], to-from, h.blocks); err != nil {
+			if err := h.fetch(ctx, &h.sets[c%2], to-from); err != nil {
 				return err
 			}
 		}
@@ -372,7 +386,7 @@ func (h *storedHop) enterChunks(ctx context.Context) error {
 
 // bounds are the edges of a chunk.
 func (h *storedHop) bounds(c int64) (from, to int64) {
-	return c * h.chunk, min((c+1)*h.chunk, h.edges)
+	return h.hostLists.edges + c*h.chunk, min(h.hostLists.edges+(c+1)*h.chunk, h.edges)
 }
 
 // find enqueues the look for a chunk's ids in the lists in memory.
@@ -380,7 +394,7 @@ func (h *storedHop) find(c int64) error {
 	x := &h.sets[c%2]
 	p := h.params()
 	p.From, p.To = h.bounds(c)
-	k := min(h.chunk, h.edges)
+	k := min(h.chunk, h.edges-h.hostLists.edges)
 	if err := errors.Join(h.room(&x.pos, k*8), h.room(&x.ids, (k+simd.SampleAhead)*4),
 		h.room(&x.keys, k*8), h.room(&x.counts, h.blocks*24)); err != nil {
 		return err
@@ -409,23 +423,26 @@ func (s *storedHopper) launchFar(stream cuda.Stream, k cuda.Kernel, p *farParams
 }
 
 // fetch reads the ids of a chunk of n edges that are in no list in memory.
-func (s *storedHopper) fetch(ctx context.Context, x *farSet, n, grid int64) error {
+func (h *storedHop) fetch(ctx context.Context, x *farSet, n int64) error {
 	pos, ids, keys := view[int64](x.pos, n), view[uint32](x.ids, n), view[uint64](x.keys, n)
-	counts := view[int64](x.counts, 3*grid)
-	s.sorted = s.sorted[:0]
-	missing := int64(0)
-	for g := range grid {
-		s.sorted = append(s.sorted, keys[counts[3*g]:counts[3*g+1]]...)
+	counts := view[int64](x.counts, 3*h.blocks)
+	h.sorted = h.sorted[:0]
+	missing, base := int64(0), uint32(0)
+	for g := range h.blocks {
+		h.sorted = append(h.sorted, keys[counts[3*g]:counts[3*g+1]]...)
 		missing += counts[3*g+2]
 	}
-	slices.Sort(s.sorted)
-	st := s.store
-	st.mu.Lock()
-	defer st.mu.Unlock()
+	slices.Sort(h.sorted)
+	if h.relation != nil {
+		base = uint32(h.relation.base)
+	}
+	st := h.store
+	st.reader.mu.Lock()
+	defer st.reader.mu.Unlock()
 	begin, pages := time.Now(), st.reader.pagesRead
-	err := st.fetch(ctx, s.sorted, pos, ids)
+	err := st.fetch(ctx, h.sorted, pos, ids, base)
 	st.count(n, n-missing, st.reader.pagesRead-pages)
-	if len(s.sorted) > 0 {
+	if len(h.sorted) > 0 {
 		st.stats.Wait += time.Since(begin)
 	}
 	return err
@@ -440,8 +457,10 @@ func (s *storage) count(edges, cached, pages int64) {
 	s.stats.Reads, s.stats.Bytes, s.stats.Retries = r.reads, r.bytes, r.retries
 }
 
-// fetch reads the pages of sorted keys, and writes the ids of the edges behind each key.
-func (s *storage) fetch(ctx context.Context, keys []uint64, pos []int64, ids []uint32) error {
+// fetch reads the pages of sorted keys, and writes the ids of the edges behind each key, counted
+// from base.
+func (s *storage) fetch(ctx context.Context, keys []uint64, pos []int64, ids []uint32,
+	base uint32) error {
 	const mask = 1<<chunkBits - 1
 	read := 0
 	next := func(u *pageRun) bool {
@@ -459,9 +478,9 @@ func (s *storage) fetch(ctx context.Context, keys []uint64, pos []int64, ids []u
 		u.hi = read
 		return true
 	}
-	limit := uint64(s.t.NumNodes)
+	limit := uint64(s.t.sources())
 	return s.reader.read(ctx, next, func(u *pageRun, data []byte) error {
-		base := unsafe.Pointer(&data[0])
+		first := unsafe.Pointer(&data[0])
 		off := s.file.Offset - u.page*filePage
 		for _, k := range keys[u.lo:u.hi] {
 			page := int64(k >> chunkBits)
@@ -469,7 +488,7 @@ func (s *storage) fetch(ctx context.Context, keys []uint64, pos []int64, ids []u
 				if s.page(pos[e]) != page {
 					break
 				}
-				p := unsafe.Add(base, off+pos[e]<<s.shift)
+				p := unsafe.Add(first, off+pos[e]<<s.shift)
 				var id uint64
 				if s.file.Wide {
 					id = *(*uint64)(p)
@@ -480,7 +499,7 @@ func (s *storage) fetch(ctx context.Context, keys []uint64, pos []int64, ids []u
 					return s.reader.failed(s.file.Offset+pos[e]<<s.shift, 1<<s.shift,
 						ErrTopologyChanged)
 				}
-				ids[e] = uint32(id)
+				ids[e] = uint32(id) + base
 			}
 		}
 		return nil

@@ -10,14 +10,14 @@ import (
 	"helios/internal/simd"
 )
 
-// typedHopper samples neighbours of a typed graph on the host device. A hop is a launch for each
-// relation: it draws for the nodes of the relation's destination type that the frontier had when
-// the hop began, from lists whose ids count within the source type. New nodes join the one frontier
-// of all types. Relations go in the order of their source types, so a hop's new nodes of a
-// type stand together (MiniBatch.TypeEnd). A graph of one type and one relation has the samples of
-// the same graph without types.
+// typedHopper samples neighbours of a typed graph on the host device, from lists in memory or on
+// storage. A hop is a launch for each relation: it draws for the nodes of the relation's
+// destination type that the frontier had when the hop began, from lists whose ids count within the
+// source type. New nodes join the one frontier of all types. Relations go in the order of their
+// source types, so a hop's new nodes of a type stand together (MiniBatch.TypeEnd). A graph of one
+// type and one relation has the samples of the same graph without types.
 type typedHopper struct {
-	hostHopper
+	storedHopper
 	schema    *Schema
 	relations []hostRelation // in the order of their launches
 	seeds     []int64        // scratch
@@ -43,11 +43,11 @@ func newTypedHopper(c sampling) (*typedHopper, error) {
 		return nil, errs.New(errs.Capability,
 			"a typed graph of %d nodes: the limit is 2^32, and a host device", c.topo.Host.NumNodes)
 	}
-	h, err := newHostHopper(c)
+	h, err := newStoredHopper(c)
 	if err != nil {
 		return nil, err
 	}
-	s := &typedHopper{hostHopper: *h, schema: c.topo.Host.Schema}
+	s := &typedHopper{storedHopper: *h, schema: c.topo.Host.Schema}
 	for _, r := range s.schema.bySource() {
 		x := s.schema.Relations[r]
 		s.relations = append(s.relations, hostRelation{Relation: x, number: r,
@@ -202,7 +202,11 @@ func (s *typedHopper) drawRelation(ctx context.Context, stream cuda.Stream, mb *
 		return edges, frontier, nil
 	}
 	fanout := s.cfg.fanout(r.number, hop)
-	return s.drawLists(ctx, stream, mb, &mb.Blocks[hop], &hostLists{
+	draw := s.drawLists
+	if r.topo.Host.OnStorage() {
+		draw = s.drawStored
+	}
+	return draw(ctx, stream, mb, &mb.Blocks[hop], &hostLists{
 		n: l.N, first: l.First, edges: edges, frontier: frontier, draws: tileDrawsOf(fanout),
 		relation: r, dst: mb.members[r.Dst].ids.Ptr(),
 		drawn: hopDraws{Fanout: int64(fanout), Key: relationKey(mb.key, r.number),

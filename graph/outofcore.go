@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"sort"
-	"sync"
 	"time"
 	"unsafe"
 
@@ -109,7 +109,6 @@ type storage struct {
 	loopless []uint32
 	looped   int64 // of these edges
 
-	mu     sync.Mutex // of the reader
 	reader *pageReader
 	stats  StorageStats
 }
@@ -119,16 +118,108 @@ type storage struct {
 // lists. The result is t; Close ends both. Errors of reads have class Device and are *StorageError.
 func OpenOutOfCore(ctx context.Context, t *Topology, f IndexFile, o OutOfCoreOptions) (*Topology,
 	error) {
+	return t, openFiles(ctx, []*Topology{t}, []IndexFile{f}, o, t.NumNodes,
+		func(int) (source, destination int64) { return 0, 0 })
+}
+
+// OpenTypedOutOfCore is OpenOutOfCore for a typed graph, each of whose relations has a file. The
+// cache's memory is divided by what the relations' lists take, and a list's score has the
+// out-degree of its node over all relations. The relations are the result's, and after an error
+// the caller's.
+func OpenTypedOutOfCore(ctx context.Context, s *Schema, relations []*Topology, files []IndexFile,
+	o OutOfCoreOptions) (*Topology, error) {
+	t, err := NewTyped(s, relations)
+	if err == nil {
+		err = openFiles(ctx, relations, files, o, t.NumNodes,
+			func(r int) (source, destination int64) {
+				return s.First(s.Relations[r].Src), s.First(s.Relations[r].Dst)
+			})
+	}
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// openFiles opens the files of topologies of a graph of so many nodes, which share memory for reads
+// and for lists. first returns the numbers of a topology's first source and destination.
+func openFiles(ctx context.Context, topologies []*Topology, files []IndexFile, o OutOfCoreOptions,
+	nodes int64, first func(i int) (source, destination int64)) (err error) {
 	start := time.Now()
+	cache, err := cacheShares(topologies, o.CacheBytes, nodes)
+	if err != nil {
+		return err
+	}
+	room, err := newReadRoom(!o.Threads)
+	if err != nil {
+		return err
+	}
+	var all []*storage
+	defer func() {
+		if err == nil {
+			return
+		}
+		for _, s := range all {
+			err = errors.Join(err, s.close())
+		}
+		err = errors.Join(err, room.close()) // where no file was opened
+	}()
+	for i, t := range topologies {
+		o.CacheBytes = cache[i]
+		s, err := newStorage(t, files[i], o, room)
+		if err != nil {
+			return err
+		}
+		all = append(all, s)
+	}
+	var out []uint32 // out-degrees, which stop at the most they can be
+	if slices.Max(cache) > 0 {
+		mem, err := hostmem.Alloc(4*nodes, "out-degrees")
+		if err != nil {
+			return err
+		}
+		defer func() { _ = hostmem.Free(mem) }()
+		out = hostmem.View[uint32](mem)
+	}
+	for i, s := range all {
+		var counts []uint32
+		if out != nil {
+			source, _ := first(i)
+			counts = out[source:]
+		}
+		if err := s.check(ctx, counts); err != nil {
+			return err
+		}
+	}
+	for i, s := range all {
+		if cache[i] > 0 {
+			_, destination := first(i)
+			if err := s.cache.choose(s.t, out[destination:], cache[i]); err != nil {
+				return err
+			}
+			if err := s.fill(ctx); err != nil {
+				return err
+			}
+		}
+		s.reader.reads, s.reader.bytes, s.reader.retries = 0, 0, 0
+	}
+	for i, t := range topologies {
+		all[i].took, t.far = time.Since(start), all[i]
+	}
+	return nil
+}
+
+// newStorage opens the file of t, to be read in a room.
+func newStorage(t *Topology, f IndexFile, o OutOfCoreOptions, room *readRoom) (*storage, error) {
 	if t.Indices32 != nil || t.Indices64 != nil || t.far != nil ||
 		int64(len(t.Indptr)) != t.NumNodes+1 {
 		return nil, errs.New(errs.Usage,
 			"topology on storage: give offsets of all nodes and no ids")
 	}
-	if t.NumNodes > 1<<32 {
+	if n := max(t.NumNodes, t.sources()); n > 1<<32 {
 		return nil, errs.New(errs.Capability,
 			"topology on storage: %d nodes, at most 2^32 can be; keep it in memory (%v)",
-			t.NumNodes, errs.Key("topology"))
+			n, errs.Key("topology"))
 	}
 	s := &storage{t: t, file: f, shift: 2, opt: o}
 	if f.Wide {
@@ -143,15 +234,12 @@ func OpenOutOfCore(ctx context.Context, t *Topology, f IndexFile, o OutOfCoreOpt
 		s.opt.Chunk = 1 << chunkBits
 	}
 	s.opt.Chunk = min(s.opt.Chunk, 1<<chunkBits)
-	if err := s.checkOffsets(); err != nil {
+	err := s.checkOffsets()
+	if err != nil {
 		return nil, err
 	}
-	if err := s.fits(); err != nil {
-		return nil, err
-	}
-	var err error
 	if s.reader, err = openPages(f.Path, f.Offset+t.NumEdges<<s.shift, !o.PageCache,
-		!o.Threads); err != nil {
+		room); err != nil {
 		return nil, err
 	}
 	if f.PageSums != nil {
@@ -159,13 +247,7 @@ func OpenOutOfCore(ctx context.Context, t *Topology, f IndexFile, o OutOfCoreOpt
 			return nil, errors.Join(err, s.close())
 		}
 	}
-	if err := s.load(ctx); err != nil {
-		return nil, errors.Join(err, s.close())
-	}
-	s.reader.reads, s.reader.bytes, s.reader.retries = 0, 0, 0
-	s.took = time.Since(start)
-	t.far = s
-	return t, nil
+	return s, nil
 }
 
 // checkOffsets does the part of Validate that is about offsets.
@@ -192,28 +274,45 @@ func (s *storage) checkOffsets() error {
 	return nil
 }
 
-// fits refuses a cache for which there is no memory, or that is too small to find anything in.
-func (s *storage) fits() error {
-	if s.opt.CacheBytes == 0 {
-		return nil
+// cacheShares divides the memory of a cache of lists among topologies: each has room for its table,
+// and a share of the rest by what its lists take. It refuses a cache for which there is no memory,
+// or that is too small to find anything in. 0: no cache.
+func cacheShares(topologies []*Topology, bytes, nodes int64) ([]int64, error) {
+	shares, least, lists := make([]int64, len(topologies)), int64(0), int64(0)
+	for _, t := range topologies {
+		if t.NumEdges > 0 {
+			least += LeastNeighborCache(t.NumNodes)
+			lists += 4 * (t.NumNodes + t.NumEdges)
+		}
 	}
-	t := s.t
-	if least := LeastNeighborCache(t.NumNodes); s.opt.CacheBytes < least && t.NumEdges > 0 {
-		return errs.New(errs.Usage,
+	if bytes == 0 || lists == 0 {
+		return shares, nil
+	}
+	if bytes < least {
+		return nil, errs.New(errs.Usage,
 			"%v %s: the table of the lists that it holds of %d nodes takes %s alone; give more than that, or 0 for none",
-			errs.Key("neighbor-cache"), units.FormatBytes(s.opt.CacheBytes), t.NumNodes,
-			units.FormatBytes(least))
+			errs.Key("neighbor-cache"), units.FormatBytes(bytes), nodes, units.FormatBytes(least))
 	}
 	// Counting out-degrees takes 4 bytes a node for a while.
-	need := min(s.opt.CacheBytes, MostNeighborCache(t.NumNodes, t.NumEdges)) + 4*t.NumNodes +
-		readSlots*unitBytes
+	need := min(bytes, least+lists) + 4*nodes + readSlots*unitBytes
 	if free, err := hostmem.AvailableBytes(); err == nil && need > free {
-		return errs.New(errs.Usage,
+		return nil, errs.New(errs.Usage,
 			"%v %s: with %s to choose the lists by it passes the %s of memory that are free; give less",
-			errs.Key("neighbor-cache"), units.FormatBytes(s.opt.CacheBytes),
-			units.FormatBytes(4*t.NumNodes), units.FormatBytes(free))
+			errs.Key("neighbor-cache"), units.FormatBytes(bytes), units.FormatBytes(4*nodes),
+			units.FormatBytes(free))
 	}
-	return nil
+	part := min(float64(bytes-least)/float64(lists), 1)
+	for i, t := range topologies {
+		switch {
+		case t.NumEdges == 0:
+		case len(topologies) == 1:
+			shares[i] = bytes
+		default:
+			shares[i] = LeastNeighborCache(t.NumNodes) +
+				int64(4*part*float64(t.NumNodes+t.NumEdges))
+		}
+	}
+	return shares, nil
 }
 
 // ids views the ids among a piece of the file that starts at byte off, all of it whole ids: the
@@ -234,29 +333,20 @@ func (s *storage) ids(off int64, data []byte) (first int64, narrow []uint32, wid
 	return first, unsafe.Slice((*uint32)(unsafe.Pointer(&data[0])), n), nil
 }
 
-// load checks the file and fills the cache.
-func (s *storage) load(ctx context.Context) error {
-	t := s.t
+// check checks the file, and adds to the out-degrees of the sources where out is not nil.
+func (s *storage) check(ctx context.Context, out []uint32) error {
 	s.beginLoopless()
-	var out []uint32 // out-degrees, which stop at the most they can be
-	if s.opt.CacheBytes > 0 && t.NumEdges > 0 {
-		mem, err := hostmem.Alloc(4*t.NumNodes, "out-degrees")
-		if err != nil {
-			return err
-		}
-		defer func() { _ = hostmem.Free(mem) }()
-		out = hostmem.View[uint32](mem)
-	}
+	sources := s.t.sources()
 	err := s.reader.sum(ctx, func(off int64, data []byte) error {
 		first, narrow, wide := s.ids(off, data)
 		s.leaveOut(first, narrow, wide)
 		bad := func(i int, id int64) error {
 			return errs.New(errs.Usage,
 				"%s: node id %d at position %d is outside 0..%d; import or generate the dataset again",
-				s.file.Path, id, first+int64(i), t.NumNodes-1)
+				s.file.Path, id, first+int64(i), sources-1)
 		}
 		for i, id := range narrow {
-			if int64(id) >= t.NumNodes {
+			if int64(id) >= sources {
 				return bad(i, int64(id))
 			}
 			if out != nil && out[id] != math.MaxUint32 {
@@ -264,7 +354,7 @@ func (s *storage) load(ctx context.Context) error {
 			}
 		}
 		for i, id := range wide {
-			if uint64(id) >= uint64(t.NumNodes) {
+			if uint64(id) >= uint64(sources) {
 				return bad(i, id)
 			}
 			if out != nil && out[id] != math.MaxUint32 {
@@ -276,13 +366,7 @@ func (s *storage) load(ctx context.Context) error {
 	if s.looped == 0 {
 		s.loopless = nil
 	}
-	if err != nil || out == nil {
-		return err
-	}
-	if err := s.cache.choose(t, out, s.opt.CacheBytes); err != nil {
-		return err
-	}
-	return s.fill(ctx)
+	return err
 }
 
 // beginLoopless makes room for in-degrees without edges of a node to itself.
@@ -327,8 +411,8 @@ func (s *storage) fill(ctx context.Context) error {
 
 // refill is fill beside sampling, which counts it: bytes is what came.
 func (s *storage) refill(ctx context.Context) (bytes int64, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.reader.mu.Lock()
+	defer s.reader.mu.Unlock()
 	begin, pages, before := time.Now(), s.reader.pagesRead, s.reader.bytes
 	err = s.fill(ctx)
 	s.count(0, 0, s.reader.pagesRead-pages)
@@ -404,32 +488,51 @@ func (s *storage) close() error {
 
 // bytes is the memory that is held beside the offsets.
 func (s *storage) bytes() int64 {
-	return s.cache.held() + int64(len(s.reader.sums))*4 + int64(len(s.reader.mem))
+	return s.cache.held() + int64(len(s.reader.sums))*4 + s.reader.roomBytes()
 }
 
 // OnStorage reports whether t's in-neighbour lists are in a file: then Indices32, Indices64 and
 // Neighbor are not to be used.
-func (t *Topology) OnStorage() bool { return t.far != nil }
+func (t *Topology) OnStorage() bool {
+	return t.far != nil || len(t.Relations) > 0 && t.Relations[0].far != nil
+}
 
 // Storage returns what sampling from a topology on storage has read so far; zero for one in memory.
-func (t *Topology) Storage() StorageStats {
-	if t.far == nil {
-		return StorageStats{}
+func (t *Topology) Storage() (all StorageStats) {
+	for _, r := range t.Relations {
+		all = all.Add(r.Storage())
 	}
-	t.far.mu.Lock()
-	defer t.far.mu.Unlock()
+	if t.far == nil {
+		return all
+	}
+	t.far.reader.mu.Lock()
+	defer t.far.reader.mu.Unlock()
 	return t.far.stats
 }
 
 // StorageInfo describes the memory and the reads of a topology on storage; zero for one in memory.
-func (t *Topology) StorageInfo() StorageInfo {
+func (t *Topology) StorageInfo() (all StorageInfo) {
+	for i, r := range t.Relations {
+		x := r.StorageInfo()
+		if i == 0 {
+			all = x
+			continue
+		}
+		all.OffsetBytes += x.OffsetBytes
+		all.ChecksumBytes += x.ChecksumBytes
+		all.CacheBytes += x.CacheBytes
+		all.CacheMetadata += x.CacheMetadata
+		all.CacheLists += x.CacheLists
+		all.CacheEdges += x.CacheEdges
+		all.Direct = all.Direct && x.Direct
+	}
 	s := t.far
 	if s == nil {
-		return StorageInfo{}
+		return all
 	}
 	return StorageInfo{
 		OffsetBytes: int64(len(t.Indptr)) * 8, ChecksumBytes: int64(len(s.reader.sums)) * 4,
-		ReadBytes:  int64(len(s.reader.mem)),
+		ReadBytes:  s.reader.roomBytes(),
 		CacheBytes: s.cache.bytes(), CacheMetadata: s.cache.metadata(),
 		CacheLists: s.cache.chosen, CacheEdges: s.cache.ids,
 		Direct: s.reader.direct, IOUring: s.reader.ring != nil, OpenSeconds: s.took.Seconds(),
@@ -486,8 +589,8 @@ func (t *Topology) Scan(ctx context.Context, see func(first int64, ids []uint32)
 func (s *storage) scan(ctx context.Context, see func(first int64, narrow []uint32,
 	wide []int64) error) error {
 	const pages = 64 * unitPages
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.reader.mu.Lock()
+	defer s.reader.mu.Unlock()
 	mem, err := hostmem.Alloc(pages*filePage, "neighbour list scan")
 	if err != nil {
 		return err

@@ -85,8 +85,8 @@ func (l *farLists) stage(ctx context.Context, nodes []int64) error {
 			far = append(far, v)
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.reader.mu.Lock()
+	defer s.reader.mu.Unlock()
 	begin, pages := time.Now(), s.reader.pagesRead
 	err := s.readLists(ctx, int64(len(far)), func(i int64) int64 { return far[i] },
 		func(v int64) []uint32 { return l.ids[t.Indptr[v]:t.Indptr[v+1]] })

@@ -95,14 +95,10 @@ func ended(ctx context.Context) error {
 		errs.Key("neighbor-cache"), errs.Key("topology"))
 }
 
-// pageReader reads pages of one file. One read call at a time.
-type pageReader struct {
-	path   string
-	file   *os.File
-	fd     int32
-	end    int64 // of the payload
-	pages  int64 // that hold it
-	direct bool
+// readRoom has the slots and the ring of the reads of one file, or of some that take turns.
+type readRoom struct {
+	mu     sync.Mutex    // held by the one who reads
+	users  int           // files
 	ring   *iouring.Ring // nil: threads
 	wait   iouring.Wait
 	mem    []byte // readSlots × unitBytes
@@ -110,15 +106,62 @@ type pageReader struct {
 	began  [readSlots]time.Time
 	free   []int32
 	broken error // reads that never ended: their slots can't be used again
+}
+
+func newReadRoom(ring bool) (*readRoom, error) {
+	r := &readRoom{}
+	var err error
+	if r.mem, err = hostmem.Alloc(readSlots*unitBytes, readPurpose); err != nil {
+		return nil, err
+	}
+	if ring {
+		r.ring, err = iouring.New(iouring.Options{Entries: readSlots, CQEntries: 2 * readSlots})
+		if err != nil && errs.ClassOf(err) != errs.Capability {
+			return nil, errors.Join(err, hostmem.Free(r.mem))
+		}
+		if err != nil {
+			r.ring = nil
+		}
+	}
+	for i := range readSlots {
+		r.free = append(r.free, int32(i))
+	}
+	return r, nil
+}
+
+// close ends the room where nobody uses it.
+func (r *readRoom) close() error {
+	if r.users > 0 || r.broken != nil {
+		return nil // an SSD may still write to slots of broken reads: they stay
+	}
+	var err error
+	if r.ring != nil {
+		err = r.ring.Close()
+	}
+	err = errors.Join(err, hostmem.Free(r.mem))
+	r.mem, r.broken = nil, os.ErrClosed
+	return err
+}
+
+// pageReader reads pages of one file. One read call at a time.
+type pageReader struct {
+	*readRoom
+	first  bool // user of the room, of whose memory its topology gives account
+	path   string
+	file   *os.File
+	fd     int32
+	end    int64 // of the payload
+	pages  int64 // that hold it
+	direct bool
 
 	sums []uint32 // of each page's part of the payload; nil until known
 
 	reads, bytes, retries, pagesRead int64
 }
 
-// openPages opens path, whose payload ends at byte end.
-func openPages(path string, end int64, direct, ring bool) (*pageReader, error) {
-	r := &pageReader{path: path, end: end, pages: (end + filePage - 1) / filePage}
+// openPages opens path, whose payload ends at byte end, to be read in a room.
+func openPages(path string, end int64, direct bool, room *readRoom) (*pageReader, error) {
+	r := &pageReader{readRoom: room, path: path, end: end, pages: (end + filePage - 1) / filePage}
 	flags := unix.O_RDONLY | unix.O_CLOEXEC
 	if direct {
 		if fd, err := unix.Open(path, flags|unix.O_DIRECT, 0); err == nil {
@@ -133,16 +176,12 @@ func openPages(path string, end int64, direct, ring bool) (*pageReader, error) {
 		}
 		r.file = f
 	}
-	var err error
-	if r.mem, err = hostmem.Alloc(readSlots*unitBytes, readPurpose); err != nil {
-		return nil, errors.Join(err, r.file.Close())
-	}
 	if r.direct && r.pages > 0 {
 		// A file system may take the flag and refuse the read.
 		if _, err := r.file.ReadAt(r.mem[:filePage], 0); errors.Is(err, unix.EINVAL) {
 			_ = r.file.Close()
 			if r.file, err = infile.Open(path); err != nil {
-				return nil, errors.Join(errs.With(errs.Device, err), hostmem.Free(r.mem))
+				return nil, errs.With(errs.Device, err)
 			}
 			r.direct = false
 		}
@@ -151,32 +190,27 @@ func openPages(path string, end int64, direct, ring bool) (*pageReader, error) {
 	if !r.direct {
 		_ = unix.Fadvise(int(r.fd), 0, 0, unix.FADV_RANDOM)
 	}
-	if ring {
-		r.ring, err = iouring.New(iouring.Options{Entries: readSlots, CQEntries: 2 * readSlots})
-		if err != nil && errs.ClassOf(err) != errs.Capability {
-			return nil, errors.Join(err, r.file.Close(), hostmem.Free(r.mem))
-		}
-		if err != nil {
-			r.ring = nil
-		}
-	}
-	for i := range readSlots {
-		r.free = append(r.free, int32(i))
-	}
+	r.first = room.users == 0
+	room.users++
 	return r, nil
 }
 
 func (r *pageReader) close() error {
 	if r.broken != nil {
-		return nil // an SSD may still write to the slots: they stay
+		return nil
 	}
-	var err error
-	if r.ring != nil {
-		err = r.ring.Close()
+	err := errors.Join(r.file.Close(), hostmem.Free(bytesOf(r.sums)))
+	r.sums = nil
+	r.users--
+	return errors.Join(err, r.readRoom.close())
+}
+
+// roomBytes is the memory of the room, for its first user.
+func (r *pageReader) roomBytes() int64 {
+	if !r.first {
+		return 0
 	}
-	err = errors.Join(err, r.file.Close(), hostmem.Free(r.mem), hostmem.Free(bytesOf(r.sums)))
-	r.mem, r.sums, r.broken = nil, nil, os.ErrClosed
-	return err
+	return int64(len(r.mem))
 }
 
 // span is the place of a run's bytes in the file, of the payload only.

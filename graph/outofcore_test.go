@@ -561,7 +561,9 @@ func TestPageReader(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, data, 0o600))
 	for _, ring := range []bool{true, false} {
 		for _, direct := range []bool{true, false} {
-			p, err := openPages(path, int64(len(data)), direct, ring)
+			room, err := newReadRoom(ring)
+			require.NoError(t, err)
+			p, err := openPages(path, int64(len(data)), direct, room)
 			require.NoError(t, err)
 			require.NoError(t, p.sum(t.Context(), func(int64, []byte) error { return nil }))
 			require.EqualValues(t, 5001, p.pages)

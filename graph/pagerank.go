@@ -120,12 +120,12 @@ func (o *PageRankOptions) complete(t *Topology) error {
 // iterate computes the next scores; start is a node's share of the start.
 func (r *pageRank) iterate(start func(v int64) uint64) error {
 	switch {
-	case r.t.Schema != nil:
-		r.giveRelations()
 	case r.t.OnStorage():
-		if err := r.giveScanned(); err != nil {
+		if err := r.giveStored(); err != nil {
 			return err
 		}
+	case r.t.Schema != nil:
+		r.giveRelations()
 	case r.t.Wide():
 		give(r, r.t.Indices64)
 	default:
@@ -225,21 +225,37 @@ func (r *pageRank) giveRelations() {
 	})
 }
 
-// giveScanned is give over a topology that is read from storage, front to back: pieces of the edges
-// begin and end anywhere.
-func (r *pageRank) giveScanned() error {
-	return r.t.Scan(r.ctx, func(first int64, ids []uint32) error {
+// giveStored is give over a topology that is read from storage.
+func (r *pageRank) giveStored() error {
+	s := r.t.Schema
+	if s == nil {
+		return r.giveScanned(r.t, 0, r.next)
+	}
+	for i, x := range r.t.Relations {
+		rel := &s.Relations[i]
+		if err := r.giveScanned(x, s.First(rel.Dst), r.next[s.First(rel.Src):]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// giveScanned gives along the lists of t, whose node 0 is the graph's node base, front to back:
+// pieces of the edges begin and end anywhere.
+func (r *pageRank) giveScanned(t *Topology, base int64, next []uint64) error {
+	return t.Scan(r.ctx, func(first int64, ids []uint32) error {
 		r.split(int64(len(ids)), func(lo, hi int64) {
 			// The first node whose list ends behind the edge.
-			v, _ := slices.BinarySearch(r.t.Indptr, first+lo+1)
+			v, _ := slices.BinarySearch(t.Indptr, first+lo+1)
 			for v--; lo < hi; v++ {
-				end := min(r.t.Indptr[v+1]-first, hi)
+				end := min(t.Indptr[v+1]-first, hi)
 				if end <= lo {
 					continue
 				}
-				if share := r.cur[v] / uint64(r.t.Indptr[v+1]-r.t.Indptr[v]); share > 0 {
+				node := base + int64(v)
+				if share := r.cur[node] / uint64(r.t.InDegree(node)); share > 0 {
 					for _, u := range ids[lo:end] {
-						atomic.AddUint64(&r.next[u], share)
+						atomic.AddUint64(&next[u], share)
 					}
 				}
 				lo = end

@@ -2,7 +2,9 @@ package graph
 
 import (
 	"context"
+	"encoding/binary"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 
@@ -10,6 +12,7 @@ import (
 
 	"helios/cuda"
 	"helios/internal/errs"
+	"helios/internal/hostmem"
 	"helios/internal/philox"
 )
 
@@ -294,7 +297,8 @@ func TestTypedHotness(t *testing.T) {
 	for v := range topo.NumNodes {
 		require.Equal(t, one.InDegree(v), topo.InDegree(v))
 	}
-	for _, workers := range []int{1, 3} {
+	for i, topo := range []*Topology{topo, topo, typedFar(t, topo, OutOfCoreOptions{})} {
+		workers := 1 + i
 		want, err := OutDegrees(t.Context(), one, workers)
 		require.NoError(t, err)
 		got, err := OutDegrees(t.Context(), topo, workers)
@@ -307,4 +311,128 @@ func TestTypedHotness(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, ranks, typed)
 	}
+}
+
+// typedFar is a typed graph with the ids of each relation in a file.
+func typedFar(t testing.TB, topo *Topology, o OutOfCoreOptions) *Topology {
+	t.Helper()
+	var lists []*Topology
+	var files []IndexFile
+	for _, x := range topo.Relations {
+		far, err := Alloc(x.NumNodes, 0, false)
+		require.NoError(t, err)
+		copy(far.Indptr, x.Indptr)
+		far.NumEdges, far.Sources = x.NumEdges, x.Sources
+		lists, files = append(lists, far), append(files, idFile(t, x, 128))
+	}
+	far, err := OpenTypedOutOfCore(t.Context(), topo.Schema, lists, files, o)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, far.Close()) })
+	return far
+}
+
+// Typed blocks over files are those over memory to the bit: caches from none to everything, which
+// the relations share, chunks that end within a list, both tables, both ways to read, and a device
+// that is none of the host's.
+func TestTypedOutOfCoreBlocks(t *testing.T) {
+	topo := typedGraph(t)
+	whole := int64(0)
+	for _, x := range topo.Relations {
+		whole += MostNeighborCache(x.NumNodes, x.NumEdges)
+	}
+	for i, o := range []OutOfCoreOptions{
+		{}, {CacheBytes: whole / 3, Chunk: 7}, {CacheBytes: whole, Chunk: 100, Threads: true},
+		{CacheBytes: 2 * whole},
+	} {
+		far := typedFar(t, topo, o)
+		require.True(t, far.OnStorage())
+		info := far.StorageInfo()
+		require.LessOrEqual(t, info.CacheBytes, o.CacheBytes)
+		require.Equal(t, o.CacheBytes >= whole, info.CacheEdges == topo.NumEdges)
+		require.Equal(t, o.CacheBytes > 0, info.CacheEdges > 0)
+		require.EqualValues(t, readSlots*unitBytes, info.ReadBytes)
+		for k, cfg := range typedFanouts {
+			open, limit := host, int64(k%2)*directNodes
+			if i == 1 {
+				open = hostGeneral
+			}
+			mem, r := newRig(t, host, topo, 2, cfg, limit), newRig(t, open, far, 1+i%3, cfg, limit)
+			for epoch, n := range []int{100, 1, 700} {
+				seeds := someSeeds(n, 900, uint64(n))
+				require.Equal(t, mem.typed(t, mem.sample(t, epoch, 0, seeds)),
+					r.typed(t, r.sample(t, epoch, 0, seeds)), "%+v %v", o, cfg)
+			}
+		}
+		stats := far.Storage()
+		require.Equal(t, o.CacheBytes >= whole, stats.Pages == 0)
+		require.Equal(t, o.CacheBytes >= whole, stats.CachedEdges == stats.Edges)
+	}
+	least := int64(0)
+	for _, x := range topo.Relations {
+		if x.NumEdges > 0 {
+			least += LeastNeighborCache(x.NumNodes)
+		}
+	}
+	_, err := cacheShares(topo.Relations, least-1, topo.NumNodes)
+	require.ErrorContains(t, err, "of 1407 nodes takes")
+}
+
+// The lists of the relations' caches go and come back, which changes no block.
+func TestTypedListsAreLent(t *testing.T) {
+	topo := typedGraph(t)
+	far := typedFar(t, topo, OutOfCoreOptions{CacheBytes: 2 * topo.NumEdges})
+	r := newRig(t, host, far, 2, typedFanouts[0], 0)
+	seeds := someSeeds(100, 900, 3)
+	want := r.typed(t, r.sample(t, 1, 0, seeds))
+	lists := r.s.topo
+	mem, err := hostmem.Alloc(lists.ListBytes(), "lent")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, hostmem.Free(mem)) }()
+	for _, to := range [][]byte{nil, mem} {
+		held, before := far.StorageInfo(), far.Storage()
+		require.NoError(t, lists.ReleaseLists())
+		require.Equal(t, want, r.typed(t, r.sample(t, 1, 0, seeds)))
+		require.Zero(t, far.Storage().Sub(before).CachedEdges)
+		n, err := lists.FillLists(r.ctx, to)
+		require.NoError(t, err)
+		require.Positive(t, n)
+		require.Equal(t, held, far.StorageInfo())
+		require.Equal(t, want, r.typed(t, r.sample(t, 1, 0, seeds)))
+		require.Positive(t, far.Storage().Sub(before).CachedEdges)
+	}
+	require.NoError(t, lists.ReleaseLists())
+}
+
+// A file of a relation that is damaged is named, when it is opened and when it is sampled.
+func TestTypedOutOfCoreDamaged(t *testing.T) {
+	topo := typedGraph(t)
+	far := typedFar(t, topo, OutOfCoreOptions{})
+	r := newRig(t, host, far, 2, typedFanouts[0], 0)
+	file := far.Relations[1].far.file
+	data, err := os.ReadFile(file.Path)
+	require.NoError(t, err)
+	other := slices.Clone(data)
+	for i := 128; i < len(other); i += 8 {
+		other[i] ^= 1
+	}
+	require.NoError(t, os.WriteFile(file.Path, other, 0o600))
+	seeds := someSeeds(100, 900, 3)
+	require.NoError(t, r.s.Begin(r.ctx, r.stream, r.mb, 1, 0, seeds))
+	err = r.s.Hop(r.ctx, r.stream, r.mb, 0)
+	require.ErrorIs(t, err, ErrTopologyChanged)
+	require.ErrorContains(t, err, file.Path)
+	require.NoError(t, os.WriteFile(file.Path, data, 0o600))
+	require.Equal(t, referenceTyped(topo, typedFanouts[0], 1, seeds),
+		r.typed(t, r.sample(t, 1, 0, seeds)))
+
+	binary.LittleEndian.PutUint64(data[128+8*10:], 500) // a paper's number, no author's
+	require.NoError(t, os.WriteFile(file.Path, data, 0o600))
+	x := far.Relations[1]
+	lists, err := Alloc(x.NumNodes, 0, false)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, lists.Close()) }()
+	copy(lists.Indptr, x.Indptr)
+	lists.NumEdges, lists.Sources = x.NumEdges, x.Sources
+	_, err = OpenOutOfCore(t.Context(), lists, file, OutOfCoreOptions{})
+	require.ErrorContains(t, err, "node id 500 at position 10 is outside 0..499")
 }

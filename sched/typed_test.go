@@ -20,6 +20,7 @@ import (
 	"helios/sched/report"
 	"helios/sched/tiers"
 	"helios/sched/tiers/diskgnn"
+	"helios/sched/tiers/ginex"
 	"helios/sched/tiers/static"
 )
 
@@ -44,6 +45,9 @@ func TestTypedEveryWay(t *testing.T) {
 			for i, m := range tiers.Modes {
 				cfg := typedConfig(model)
 				cfg.Mode, cfg.CPUCache = m.Name, percent(float64(5*i))
+				if i%2 == 1 || m.Name == ginex.ModeGinex {
+					cfg.Topology, cfg.NeighborCache = plan.TopologySSD, percent(float64(10*(i%3)))
+				}
 				r := train(t, context.Background(), cfg, d, feat, sets[i%2], 1+i%3,
 					report.Observer{})
 				if cfg.Traits().Untyped != "" {
@@ -53,6 +57,10 @@ func TestTypedEveryWay(t *testing.T) {
 				}
 				require.NoError(t, r.err, m.Name)
 				require.Positive(t, r.rows, "rows were compared")
+				require.Equal(t, cfg.Topology == plan.TopologySSD, r.res.TopologyStorage != nil)
+				if cfg.Topology == plan.TopologySSD {
+					require.Positive(t, r.res.Epochs[0].TopologyReads.Edges)
+				}
 				if first == nil {
 					first = &r
 					require.Less(t, r.res.Epochs[1].Loss, r.res.Epochs[0].Loss, "the loss fell")
@@ -206,7 +214,6 @@ func TestTypedRefused(t *testing.T) {
 	s, s1 := bind(t, d, 1, ""), bind(t, untyped, 1, "")
 	for text, set := range map[string]func(*plan.Config){
 		"use option model rsage, rgcn":        func(c *plan.Config) { c.Model = "sage" },
-		"option topology ssd":                 func(c *plan.Config) { c.Topology = plan.TopologySSD },
 		"option sampler ladies does not draw": func(c *plan.Config) { c.Sampler = graph.Ladies },
 		"option sampler labor does not draw":  func(c *plan.Config) { c.Sampler = graph.Labor },
 		"neither a residual connection":       func(c *plan.Config) { c.Residual = true },
@@ -248,7 +255,7 @@ func TestTypedOnGPU(t *testing.T) {
 		cfg := onFibers()
 		cfg.Model, cfg.Epochs, cfg.GPUCache, cfg.CPUCache = model, 1, percent(10), percent(20)
 		if i > 0 {
-			cfg.Mode = static.ModeInmem
+			cfg.Mode, cfg.Topology = static.ModeInmem, plan.TopologySSD
 		}
 		host := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 		dev, _ := gpu(t, "")

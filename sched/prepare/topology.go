@@ -12,12 +12,12 @@ import (
 func (s *Sampling) OpenTopology(ctx context.Context) (err error) {
 	in := s.In
 	switch {
-	case s.schema != nil:
-		err = s.openRelations()
 	case s.Config.Topology == plan.TopologySSD:
 		if err := s.openStorage(ctx); err != nil {
 			return err
 		}
+	case s.schema != nil:
+		err = s.openRelations()
 	case s.OnGPU():
 		s.Topology, err = in.Dataset.TopologyInMemory()
 	default:
@@ -45,13 +45,19 @@ func (s *Sampling) openStorage(ctx context.Context) error {
 	s.Observer.TellStep("open topology", 0, 1)
 	cache := s.Config.NeighborCache.Of(bytes)
 	if s.Config.NeighborCache.Percent != 0 &&
-		cache < graph.LeastNeighborCache(in.Dataset.Meta.Nodes) {
+		cache < s.leastLists() {
 		// so few edges that a share of them holds nothing: nobody has asked for a cache that can't
 		// be
 		cache = 0
 	}
-	t, err := in.Dataset.TopologyOnSSD(ctx, graph.OutOfCoreOptions{CacheBytes: cache,
-		Loopless: s.Config.LooplessDegrees()})
+	o := graph.OutOfCoreOptions{CacheBytes: cache, Loopless: s.Config.LooplessDegrees()}
+	open := in.Dataset.TopologyOnSSD
+	if s.schema != nil {
+		open = func(ctx context.Context, o graph.OutOfCoreOptions) (*graph.Topology, error) {
+			return in.Dataset.RelationsOnSSD(ctx, s.schema, o)
+		}
+	}
+	t, err := open(ctx, o)
 	if err != nil {
 		if stopped := Interrupted(ctx); stopped != nil {
 			return stopped
@@ -85,11 +91,38 @@ func (s *Sampling) TopologyNeeds() int64 {
 		return 0
 	case s.Config.Topology == plan.TopologySSD:
 		// Offsets, checksums, and the neighbour cache. Buffers of reads are small.
-		return (m.Nodes+1)*8 + m.Edges*width/1024 + s.NeighborCacheNeeds()
+		return (s.listNodes()+1)*8 + m.Edges*width/1024 + s.NeighborCacheNeeds()
 	case s.OnGPU():
-		return (m.Nodes+1)*8 + m.Edges*width
+		return (s.listNodes()+1)*8 + m.Edges*width
 	}
 	return 0
+}
+
+// listNodes is the number of in-neighbour lists: a node of a typed graph has one in each relation
+// into its type.
+func (s *Sampling) listNodes() (n int64) {
+	if s.schema == nil {
+		return s.In.Dataset.Meta.Nodes
+	}
+	for _, r := range s.schema.Relations {
+		n += s.schema.Types[r.Dst].Nodes
+	}
+	return n
+}
+
+// leastLists is graph.LeastNeighborCache of the graph, and mostLists graph.MostNeighborCache.
+func (s *Sampling) leastLists() (n int64) {
+	if s.schema == nil {
+		return graph.LeastNeighborCache(s.In.Dataset.Meta.Nodes)
+	}
+	for _, r := range s.schema.Relations {
+		n += graph.LeastNeighborCache(s.schema.Types[r.Dst].Nodes)
+	}
+	return n
+}
+
+func (s *Sampling) mostLists() int64 {
+	return s.leastLists() + 4*(s.listNodes()+s.In.Dataset.Meta.Edges)
 }
 
 // NeighborCacheNeeds returns the bytes of a neighbour cache, which are no more than those of all
@@ -103,15 +136,14 @@ func (s *Sampling) NeighborCacheNeeds() int64 {
 	if s.Topology != nil || s.Config.Topology != plan.TopologySSD || s.Config.Traits().Lends {
 		return 0 // or the CPU tier's
 	}
-	return min(s.Config.NeighborCache.Of(m.Edges*width), graph.MostNeighborCache(m.Nodes, m.Edges))
+	return min(s.Config.NeighborCache.Of(m.Edges*width), s.mostLists())
 }
 
 // share turns a budget that the neighbour cache shares with the CPU tier into the bytes of both.
 func (s *Sampling) share() {
-	c, m := &s.Config, s.In.Dataset.Meta
+	c := &s.Config
 	if divide := c.System().Divide; c.NeighborShared && divide != nil {
-		divide(c, s.Rows*s.RowBytes, graph.LeastNeighborCache(m.Nodes),
-			graph.MostNeighborCache(m.Nodes, m.Edges))
+		divide(c, s.Rows*s.RowBytes, s.leastLists(), s.mostLists())
 	}
 }
 

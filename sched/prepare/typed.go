@@ -59,11 +59,6 @@ func CheckTypes(c *plan.Config, m *dataset.Meta) error {
 	if why := c.Traits().Untyped; why != "" {
 		return errs.New(errs.Capability, "{mode} %s does not train on typed graphs: %s", c.Mode, why)
 	}
-	if c.Topology == plan.TopologySSD {
-		return errs.New(errs.Capability,
-			"{topology} %s: the relations of a typed graph are kept in memory; use {topology} %s",
-			c.Topology, plan.TopologyMemory)
-	}
 	if !c.Method().Typed {
 		return errs.New(errs.Capability,
 			"{sampler} %s does not draw from typed graphs; use {sampler} %s", c.Sampler,
