@@ -20,8 +20,7 @@ type DeviceTopology struct {
 	// Of a topology on storage: its cache's lines, starts and lists where they are not empty.
 	cache [3]cuda.Buffer
 	host  cuda.Device // that they are registered with
-	// On a GPU, of a topology on storage and of a typed one: the host device that samples in its
-	// place (hop_relay.go).
+	// On a GPU, of a topology on storage: the host device that samples in its place (hop_relay.go).
 	inner *innerHost
 
 	mu       sync.Mutex
@@ -32,7 +31,7 @@ type DeviceTopology struct {
 // Attach registers the slices of t, which must be outside Go's heap and stay until Close.
 func Attach(dev cuda.Device, t *Topology) (*DeviceTopology, error) {
 	switch {
-	case dev.Info().Backend != "host" && (t.OnStorage() || t.Schema != nil):
+	case dev.Info().Backend != "host" && t.OnStorage():
 		return attachInner(t)
 	case t.Schema != nil:
 		return attachRelations(dev, t)

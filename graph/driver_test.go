@@ -32,6 +32,7 @@ func TestDriver(t *testing.T) {
 				checkRepeatedSeedsAndSelfLoops(t, open)
 				checkLayerwise(t, open, 300, []int{20, 30})
 				checkLabor(t, open, 150, 12, 3)
+				checkTypedBlocks(t, open, typedFanouts[3:])
 				return
 			}
 			t.Run("BlocksEqualReference",
@@ -50,6 +51,7 @@ func TestDriver(t *testing.T) {
 			t.Run("StampsWrap", func(t *testing.T) { checkStampsWrap(t, open) })
 			t.Run("Layerwise", func(t *testing.T) { checkLayerwise(t, open, 600, []int{40, 90}) })
 			t.Run("Labor", func(t *testing.T) { checkLabor(t, open, 300, 30, 3, 2, 2) })
+			t.Run("Typed", func(t *testing.T) { checkTypedBlocks(t, open, typedFanouts) })
 			t.Run("Misuse", func(t *testing.T) { checkMisuse(t, open) })
 			t.Run("SteadyState", func(t *testing.T) { checkSteadyStateAllocatesNoBuffers(t, open) })
 		})

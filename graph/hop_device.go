@@ -4,7 +4,6 @@ import (
 	"context"
 	"math"
 	"math/bits"
-	"unsafe"
 
 	"helios/cuda"
 	"helios/internal/errs"
@@ -91,10 +90,12 @@ func (s *deviceHopper) own(stream cuda.Stream, mb *MiniBatch, n int64) error {
 }
 
 // sum adds the counts up that each launch block over n items left; the kernel is done.
-func (s *deviceHopper) sum(mb *MiniBatch, n int64) int64 {
-	total := int64(0)
-	for _, c := range unsafe.Slice((*int64)(unsafe.Pointer(&mb.sums.Bytes()[0])),
-		s.blocks)[:s.grid(n)] {
+func (s *deviceHopper) sum(mb *MiniBatch, n int64) int64 { return s.sumOf(mb, 0, n) }
+
+// sumOf is sum of the counts of one of several launches.
+func (s *deviceHopper) sumOf(mb *MiniBatch, launch, n int64) (total int64) {
+	first := launch * int64(s.blocks)
+	for _, c := range view[int64](mb.sums, first+s.grid(n))[first:] {
 		total += c
 	}
 	return total
@@ -114,10 +115,14 @@ func (s *deviceHopper) growHash(n int64) error {
 
 func (s *deviceHopper) params(mb *MiniBatch, n int64) sampleParams {
 	p := sampleParams{
-		Indptr: s.topo.indptr.Ptr(), Nodes: mb.Nodes.Ptr(), NumDst: n,
+		Nodes: mb.Nodes.Ptr(), Dst: mb.Nodes.Ptr(), NumDst: n, Frontier: n,
+		Sources: s.topo.Host.NumNodes,
 		Indices: s.indices, Vals: s.vals.Ptr(), Sums: mb.sums.Ptr(), Totals: mb.totals.Ptr(),
 		Key: mb.key, Stamp: s.stamp,
 		NumNodes: s.topo.Host.NumNodes, NumEdges: s.topo.Host.NumEdges, Slots: s.slots,
+	}
+	if s.topo.indptr != nil {
+		p.Indptr = s.topo.indptr.Ptr()
 	}
 	if s.topo.Host.Wide() {
 		p.Wide = 1
@@ -143,15 +148,18 @@ func (s *deviceHopper) launch(stream cuda.Stream, k cuda.Kernel, p *sampleParams
 
 func (s *deviceHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
 	return s.draw(ctx, stream, mb, hop, deviceDraws{
-		draws: func(n, fanout int64) int64 {
-			if fanout < 0 || n >= math.MaxInt64/2/fanout {
-				return math.MaxInt64 / 2
-			}
-			return n * fanout
-		},
+		draws: mostDraws,
 		count: func(p *sampleParams) error { return s.launch(stream, s.kCount, p, p.NumDst) },
 		fill:  func(p *sampleParams) error { return s.launch(stream, s.kFill, p, p.NumDst) },
 	})
+}
+
+// mostDraws bounds the edges of n destinations.
+func mostDraws(n, fanout int64) int64 {
+	if fanout < 0 || fanout > 0 && n >= math.MaxInt64/2/fanout {
+		return math.MaxInt64 / 2
+	}
+	return n * fanout
 }
 
 // deviceDraws has the steps in which samplers on a GPU differ: bounding a hop's edges, counting
@@ -220,7 +228,16 @@ func (s *deviceHopper) draw(ctx context.Context, stream cuda.Stream, mb *MiniBat
 	if err := d.fill(&p); err != nil {
 		return err
 	}
-	return s.number(ctx, stream, mb, &p, edges)
+	if err := s.number(ctx, stream, mb, &p, edges); err != nil {
+		return err
+	}
+	if err := stream.Synchronize(ctx); err != nil {
+		return err
+	}
+	totals := view[int64](mb.totals, 2)
+	b.NumDst, b.NumEdges, b.NumSrc = n, totals[0], n+totals[1]
+	mb.HopEnd = append(mb.HopEnd, b.NumSrc)
+	return nil
 }
 
 func tooManyEdges(n, edges int64) error {
@@ -229,12 +246,11 @@ func tooManyEdges(n, edges int64) error {
 		n, edges)
 }
 
-// number appends the nodes that are new in the hop to the frontier and makes its block. p has the
-// parameters of the kernel that filled Src in, with edges slots at most.
+// number enqueues what appends the nodes that are new in the hop to the frontier, and numbers the
+// edges' sources. p has the parameters of the kernel that filled Src in, with edges slots at most.
 func (s *deviceHopper) number(ctx context.Context, stream cuda.Stream, mb *MiniBatch,
 	p *sampleParams, edges int64) error {
-	n, b := p.NumDst, &mb.Blocks[len(mb.Blocks)-1]
-	totals := unsafe.Slice((*int64)(unsafe.Pointer(&mb.totals.Bytes()[0])), 2)
+	n := p.Frontier
 	if err := s.launch(stream, s.kUniqueCount, p, edges); err != nil {
 		return err
 	}
@@ -267,13 +283,5 @@ func (s *deviceHopper) number(ctx context.Context, stream cuda.Stream, mb *MiniB
 	if err := s.launch(stream, s.kAssign, p, edges); err != nil {
 		return err
 	}
-	if err := s.launch(stream, s.kRelabel, p, edges); err != nil {
-		return err
-	}
-	if err := stream.Synchronize(ctx); err != nil {
-		return err
-	}
-	b.NumDst, b.NumEdges, b.NumSrc = n, totals[0], n+totals[1]
-	mb.HopEnd = append(mb.HopEnd, b.NumSrc)
-	return nil
+	return s.launch(stream, s.kRelabel, p, edges)
 }

@@ -794,7 +794,7 @@ type hostLists struct {
 	frontier int64          // nodes in the frontier before
 	draws    int64          // for a destination in a tile
 	drawn    hopDraws       // the epoch aside
-	relation *hostRelation  // nil: those of the whole graph, for the frontier
+	relation *drawnRelation // nil: those of the whole graph, for the frontier
 	dst      cuda.DevicePtr // of a relation: the destinations
 }
 

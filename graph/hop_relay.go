@@ -8,10 +8,10 @@ import (
 )
 
 // On a GPU a topology on storage is sampled by a host device of its own, as Ginex samples on the
-// CPU: its draws decide the reads, which come to the CPU's memory. So is a typed graph, of whose
-// hops a GPU has no kernels. Frontier and blocks are copied to the GPU hop by hop.
+// CPU: its draws decide the reads, which come to the CPU's memory. Frontier and blocks are copied
+// to the GPU hop by hop.
 
-// relay is the hopper of a GPU whose topology is on storage or typed.
+// relay is the hopper of a GPU whose topology is on storage.
 type relay struct {
 	key     [2]uint32 // of shared draws
 	sampler *Sampler

@@ -18,13 +18,18 @@ import (
 // type and one relation has the samples of the same graph without types.
 type typedHopper struct {
 	storedHopper
-	schema    *Schema
-	relations []hostRelation // in the order of their launches
-	seeds     []int64        // scratch
+	typedFrontier
 }
 
-// hostRelation is a relation as the host's kernels see it.
-type hostRelation struct {
+// typedFrontier has what the hoppers of typed graphs share.
+type typedFrontier struct {
+	schema    *Schema
+	relations []drawnRelation // in the order of their launches
+	seeds     []int64         // scratch
+}
+
+// drawnRelation is a relation as kernels see it.
+type drawnRelation struct {
 	Relation
 	number  int // in the schema
 	topo    *DeviceTopology
@@ -41,24 +46,29 @@ type members struct {
 func newTypedHopper(c sampling) (*typedHopper, error) {
 	if !c.hostTables() {
 		return nil, errs.New(errs.Capability,
-			"a typed graph of %d nodes: the limit is 2^32, and a host device", c.topo.Host.NumNodes)
+			"a typed graph of %d nodes on storage: the limit is 2^32; keep it in memory (%v)",
+			c.topo.Host.NumNodes, errs.Key("topology"))
 	}
 	h, err := newStoredHopper(c)
 	if err != nil {
 		return nil, err
 	}
-	s := &typedHopper{storedHopper: *h, schema: c.topo.Host.Schema}
-	for _, r := range s.schema.bySource() {
-		x := s.schema.Relations[r]
-		s.relations = append(s.relations, hostRelation{Relation: x, number: r,
-			topo: c.topo.relations[r], base: s.schema.First(x.Src),
-			sources: s.schema.Types[x.Src].Nodes})
+	return &typedHopper{storedHopper: *h, typedFrontier: newTypedFrontier(c.topo)}, nil
+}
+
+func newTypedFrontier(topo *DeviceTopology) typedFrontier {
+	g := typedFrontier{schema: topo.Host.Schema}
+	for _, r := range g.schema.bySource() {
+		x := g.schema.Relations[r]
+		g.relations = append(g.relations, drawnRelation{Relation: x, number: r,
+			topo: topo.relations[r], base: g.schema.First(x.Src),
+			sources: g.schema.Types[x.Src].Nodes})
 	}
-	return s, nil
+	return g
 }
 
 // enter has a launch draw from the relation's lists.
-func (r *hostRelation) enter(p *hopParams) {
+func (r *drawnRelation) enter(p *hopParams) {
 	t := r.topo.Host
 	p.Indptr, p.Indices, p.Wide = r.topo.indptr.Ptr(), 0, 0
 	if r.topo.indices != nil {
@@ -82,28 +92,51 @@ func relationKey(key [2]uint32, r int) [2]uint32 {
 
 func (s *typedHopper) begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch,
 	seeds []int64) error {
-	first := s.schema.First(s.schema.Seeds)
-	s.seeds = s.seeds[:0]
-	for _, v := range seeds {
-		s.seeds = append(s.seeds, first+v)
-	}
-	if err := s.hostHopper.begin(ctx, stream, mb, s.seeds); err != nil {
+	if err := s.hostHopper.begin(ctx, stream, mb, s.numberSeeds(seeds)); err != nil {
 		return err
 	}
+	s.beginTypes(mb)
+	return s.addMembers(stream, mb, 0)
+}
+
+// numberSeeds returns the seeds' numbers in the graph, until the next call.
+func (g *typedFrontier) numberSeeds(seeds []int64) []int64 {
+	first := g.schema.First(g.schema.Seeds)
+	g.seeds = g.seeds[:0]
+	for _, v := range seeds {
+		g.seeds = append(g.seeds, first+v)
+	}
+	return g.seeds
+}
+
+// beginTypes notes the types of a frontier of seeds.
+func (g *typedFrontier) beginTypes(mb *MiniBatch) {
 	if mb.members == nil {
-		mb.members = make([]members, len(s.schema.Types))
+		mb.members = make([]members, len(g.schema.Types))
 	}
 	for t := range mb.members {
 		mb.members[t].n = 0
 	}
 	mb.TypeEnd = mb.TypeEnd[:0]
-	ends := mb.nextTypeEnd(len(s.schema.Types))
+	ends := mb.nextTypeEnd(len(g.schema.Types))
 	for t := range ends {
-		if t >= s.schema.Seeds {
-			ends[t] = int64(len(seeds))
+		if t >= g.schema.Seeds {
+			ends[t] = int64(mb.NumSeeds)
 		}
 	}
-	return s.addMembers(stream, mb, 0)
+}
+
+// layOut gives each relation its place among the lists of a hop's block, and returns their number.
+func (g *typedFrontier) layOut(mb *MiniBatch, b *Block) (lists int64) {
+	if len(b.Lists) != len(g.relations) {
+		b.Lists = make([]ListRange, len(g.relations))
+	}
+	for i := range g.relations {
+		r := &g.relations[i]
+		b.Lists[r.number] = ListRange{First: lists, N: mb.members[r.Dst].n}
+		lists += mb.members[r.Dst].n
+	}
+	return lists
 }
 
 // nextTypeEnd appends zeros of so many types to TypeEnd, in memory of earlier batches.
@@ -152,15 +185,10 @@ func (s *typedHopper) addMembers(stream cuda.Stream, mb *MiniBatch, h int) error
 
 func (s *typedHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
 	mb.Blocks = mb.Blocks[:hop+1] // keeps the buffers of the last batch
-	b, lists, widest := &mb.Blocks[hop], int64(0), 0
-	if len(b.Lists) != len(s.relations) {
-		b.Lists = make([]ListRange, len(s.relations))
-	}
-	for i := range s.relations {
-		r := &s.relations[i]
-		b.Lists[r.number] = ListRange{First: lists, N: mb.members[r.Dst].n}
-		lists += mb.members[r.Dst].n
-		widest = max(widest, s.cfg.fanout(r.number, hop))
+	b, widest := &mb.Blocks[hop], 0
+	lists := s.layOut(mb, b)
+	for r := range s.relations {
+		widest = max(widest, s.cfg.fanout(r, hop))
 	}
 	if err := s.blockRoom(stream, mb, b, lists, int64(widest)); err != nil {
 		return err
@@ -196,7 +224,7 @@ func (s *typedHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 // drawRelation draws for a relation in a hop, behind so many edges and with so many nodes in the
 // frontier, and returns both as they are then.
 func (s *typedHopper) drawRelation(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int,
-	r *hostRelation, edges, frontier int64) (int64, int64, error) {
+	r *drawnRelation, edges, frontier int64) (int64, int64, error) {
 	l := mb.Blocks[hop].Lists[r.number]
 	if l.N == 0 {
 		return edges, frontier, nil

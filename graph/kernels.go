@@ -36,11 +36,17 @@ type sampleParams struct {
 	HashShift uint32 // 64 - log2(slots)
 	Wide      uint32
 	_         uint32
+	Dst       cuda.DevicePtr // int64[NumDst]: destinations, as Indptr counts them
+	Before    cuda.DevicePtr // int64[1]: edges of the block before the launch's; 0: none
+	// Nodes in the frontier when the hop began: positions below are frontier indices.
+	Frontier int64
+	Sources  int64 // nodes that ids can name, of which the first has number Base in the graph
+	Base     int64
 }
 
 const (
-	_ = uint(unsafe.Sizeof(sampleParams{}) - 168)
-	_ = uint(168 - unsafe.Sizeof(sampleParams{}))
+	_ = uint(unsafe.Sizeof(sampleParams{}) - 208)
+	_ = uint(208 - unsafe.Sizeof(sampleParams{}))
 	_ = uint(unsafe.Offsetof(sampleParams{}.Key) - 136)
 	_ = uint(136 - unsafe.Offsetof(sampleParams{}.Key))
 )
@@ -52,12 +58,14 @@ func init() {
 	cuda.RegisterHost("unique_count", uniqueCount)
 	cuda.RegisterHost("unique_assign", uniqueAssign)
 	cuda.RegisterHost("unique_relabel", uniqueRelabel)
+	cuda.RegisterHost("unique_types", uniqueTypes)
+	cuda.RegisterHost("unique_local", uniqueLocal)
 }
 
 // The position table answers "where in the frontier is node v, or where did it first appear in this
 // hop": its entries only ever fall (atomic minimum), so the answer does not depend on the order in
-// which threads come. An entry is stamp<<32 | position. Positions below NumDst are final frontier
-// indices; NumDst+e means "first seen at edge e of this hop". Stamps count down from batch to
+// which threads come. An entry is stamp<<32 | position. Positions below Frontier are final frontier
+// indices; Frontier+e means "first seen at edge e of this hop". Stamps count down from batch to
 // batch, so entries of earlier batches are larger than any new one and need no clearing.
 type table struct {
 	vals, keys []uint64
@@ -181,7 +189,7 @@ func sampleBegin(b *cuda.Block, p *sampleParams) error {
 // sampleCount writes how many edges each destination gets, as a running sum within the block's
 // share, and the share's total to Sums.
 func sampleCount(b *cuda.Block, p *sampleParams) error {
-	nodes := cuda.View[int64](p.Nodes, p.NumDst)
+	nodes := cuda.View[int64](p.Dst, p.NumDst)
 	start := cuda.View[int64](p.EdgeStart, p.NumDst+1)
 	indptr := p.indptr()
 	lo, hi := b.Range(p.NumDst)
@@ -218,7 +226,7 @@ func before(b *cuda.Block, sums cuda.DevicePtr) int64 {
 // k-subset is equally likely. Draw number i of a node is half i&1 of Philox block i>>1 under
 // counter (node, epoch, hop<<24|block), so it depends on nothing else.
 func sampleFill(b *cuda.Block, p *sampleParams) error {
-	nodes := cuda.View[int64](p.Nodes, p.NumDst)
+	nodes := cuda.View[int64](p.Dst, p.NumDst)
 	start := cuda.View[int64](p.EdgeStart, p.NumDst+1)
 	indptr := p.indptr()
 	src := p.src()
@@ -231,15 +239,18 @@ func sampleFill(b *cuda.Block, p *sampleParams) error {
 		ids32 = cuda.View[uint32](p.Indices, p.NumEdges)
 	}
 	base := before(b, p.Sums)
+	if p.Before != 0 {
+		base += cuda.View[int64](p.Before, 1)[0]
+	}
 	if end := base + cuda.View[int64](p.Sums, int64(b.Blocks))[b.Index]; end > p.SrcLen {
 		return fmt.Errorf("sample: %d edges, room for %d", end, p.SrcLen)
 	}
 	enter := func(id uint64, edge int64, out *uint32, pos uint64) error {
-		if id >= uint64(p.NumNodes) {
+		if id >= uint64(p.Sources) {
 			return fmt.Errorf("sample: id %d of edge %d: nodes are 0 to %d", int64(id), edge,
-				p.NumNodes-1)
+				p.Sources-1)
 		}
-		s, err := t.slot(id)
+		s, err := t.slot(id + uint64(p.Base))
 		if err != nil {
 			return err
 		}
@@ -269,7 +280,7 @@ func sampleFill(b *cuda.Block, p *sampleParams) error {
 				out[j] = uint32(j)
 			}
 		}
-		pos := uint64(p.NumDst + e)
+		pos := uint64(p.Frontier + e)
 		if ids64 != nil {
 			row := ids64[first : first+d]
 			for j, o := range out {
@@ -348,7 +359,7 @@ func uniqueCount(b *cuda.Block, p *sampleParams) error {
 	src := p.src()
 	n := int64(0)
 	for e := lo; e < hi; e++ {
-		if t.pos(uint64(src[e])) == uint64(p.NumDst+e) {
+		if t.pos(uint64(src[e])) == uint64(p.Frontier+e) {
 			n++
 		}
 	}
@@ -357,19 +368,19 @@ func uniqueCount(b *cuda.Block, p *sampleParams) error {
 }
 
 // uniqueAssign appends the nodes that appear first in the block's share to the frontier, in the
-// order of the edges, and lowers their table entries to their frontier index. (Index NumDst+rank is
-// at most NumDst+e, and later edges of the same node compare with larger numbers, so the test of
-// other blocks is not disturbed.) The grid must be that of uniqueCount.
+// order of the edges, and lowers their table entries to their frontier index. (Index Frontier+rank
+// is at most Frontier+e, and later edges of the same node compare with larger numbers, so the test
+// of other blocks is not disturbed.) The grid must be that of uniqueCount.
 func uniqueAssign(b *cuda.Block, p *sampleParams) error {
 	t := p.table()
 	lo, hi := p.edges(b)
 	src := p.src()
 	nodes := cuda.View[int64](p.Nodes, p.NodesLen)
-	next := p.NumDst + before(b, p.Sums)
+	next := p.Frontier + before(b, p.Sums)
 	first := next
 	for e := lo; e < hi; e++ {
 		s := uint64(src[e])
-		if t.pos(s) == uint64(p.NumDst+e) {
+		if t.pos(s) == uint64(p.Frontier+e) {
 			if next >= p.NodesLen {
 				return fmt.Errorf("sample: frontier index %d: room for %d", next, p.NodesLen)
 			}
@@ -390,7 +401,7 @@ func uniqueAssign(b *cuda.Block, p *sampleParams) error {
 		}
 	}
 	if b.Index == b.Blocks-1 {
-		cuda.View[int64](p.Totals, 2)[1] = next - p.NumDst
+		cuda.View[int64](p.Totals, 2)[1] = next - p.Frontier
 	}
 	return nil
 }
@@ -402,6 +413,69 @@ func uniqueRelabel(b *cuda.Block, p *sampleParams) error {
 	src := p.src()
 	for e := lo; e < hi; e++ {
 		src[e] = uint32(t.pos(uint64(src[e])))
+	}
+	return nil
+}
+
+// typeParams is the parameter block of unique_types.
+type typeParams struct {
+	Nodes    cuda.DevicePtr // int64[], frontier
+	New      cuda.DevicePtr // int64[1]: nodes of it behind the first Frontier, by type
+	Firsts   cuda.DevicePtr // int64[Types+1]: number of each type's first node
+	Ends     cuda.DevicePtr // int64[Types]
+	Frontier int64
+	NodesLen int64
+	Types    int64
+}
+
+const (
+	_ = uint(unsafe.Sizeof(typeParams{}) - 56)
+	_ = uint(56 - unsafe.Sizeof(typeParams{}))
+)
+
+// uniqueTypes finds where in the frontier the new nodes of each type end.
+func uniqueTypes(b *cuda.Block, p *typeParams) error {
+	end := p.Frontier + cuda.View[int64](p.New, 1)[0]
+	if end > p.NodesLen {
+		return fmt.Errorf("sample: frontier index %d: room for %d", end, p.NodesLen)
+	}
+	nodes := cuda.View[int64](p.Nodes, end)
+	firsts, ends := cuda.View[int64](p.Firsts, p.Types+1), cuda.View[int64](p.Ends, p.Types)
+	lo, hi := b.Range(p.Types)
+	for t := lo; t < hi; t++ {
+		from, to := p.Frontier, end
+		for from < to {
+			mid := (from + to) / 2
+			if nodes[mid] < firsts[t+1] {
+				from = mid + 1
+			} else {
+				to = mid
+			}
+		}
+		ends[t] = from
+	}
+	return nil
+}
+
+// localParams is the parameter block of unique_local.
+type localParams struct {
+	Nodes cuda.DevicePtr // int64[Count]
+	Local cuda.DevicePtr // int64[Count]
+	Count int64
+	First int64 // number of the type's first node
+}
+
+const (
+	_ = uint(unsafe.Sizeof(localParams{}) - 32)
+	_ = uint(32 - unsafe.Sizeof(localParams{}))
+)
+
+// uniqueLocal numbers nodes of one type within it.
+func uniqueLocal(b *cuda.Block, p *localParams) error {
+	nodes, local := cuda.View[int64](p.Nodes, p.Count), cuda.View[int64](p.Local, p.Count)
+	lo, hi := b.Range(p.Count)
+	for i := lo; i < hi; i++ {
+		local[i] = nodes[i] - p.First
 	}
 	return nil
 }

@@ -84,10 +84,10 @@ func (p *laborParams) variates() laborVariates {
 }
 
 const (
-	_ = uint(unsafe.Sizeof(laborParams{}) - 168 - 40)
-	_ = uint(168 + 40 - unsafe.Sizeof(laborParams{}))
-	_ = uint(unsafe.Offsetof(laborParams{}.Phase) - 192)
-	_ = uint(192 - unsafe.Offsetof(laborParams{}.Phase))
+	_ = uint(unsafe.Sizeof(laborParams{}) - 208 - 40)
+	_ = uint(208 + 40 - unsafe.Sizeof(laborParams{}))
+	_ = uint(unsafe.Offsetof(laborParams{}.Phase) - 232)
+	_ = uint(232 - unsafe.Offsetof(laborParams{}.Phase))
 )
 
 func init() {
@@ -235,7 +235,7 @@ func laborFills[T uint32 | int64](b *cuda.Block, p *laborParams, indices []T) er
 				return err
 			}
 			src[e] = uint32(slot)
-			t.lower(slot, uint64(s.NumDst+e))
+			t.lower(slot, uint64(s.Frontier+e))
 			e++
 		}
 	}

@@ -94,8 +94,8 @@ type layerState struct {
 }
 
 const (
-	_ = uint(unsafe.Sizeof(layerParams{}) - 168 - 128)
-	_ = uint(168 + 128 - unsafe.Sizeof(layerParams{}))
+	_ = uint(unsafe.Sizeof(layerParams{}) - 208 - 128)
+	_ = uint(208 + 128 - unsafe.Sizeof(layerParams{}))
 	_ = uint(unsafe.Sizeof(layerState{}) - 16)
 	_ = uint(16 - unsafe.Sizeof(layerState{}))
 )

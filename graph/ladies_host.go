@@ -214,6 +214,6 @@ func (s *layerHopper) hostLayers() bool {
 }
 
 const (
-	_ = uint(unsafe.Sizeof(enterParams{}) - 296 - 24)
-	_ = uint(296 + 24 - unsafe.Sizeof(enterParams{}))
+	_ = uint(unsafe.Sizeof(enterParams{}) - 336 - 24)
+	_ = uint(336 + 24 - unsafe.Sizeof(enterParams{}))
 )

@@ -22,8 +22,10 @@ var neighborMethod = &Method{
 // storage, else a GPU's.
 func openNeighbor(c sampling) (hopper, error) {
 	switch {
-	case c.topo.Host.Schema != nil:
+	case c.topo.Host.Schema != nil && (c.hostTables() || c.topo.Host.OnStorage()):
 		return newTypedHopper(c)
+	case c.topo.Host.Schema != nil:
+		return newTypedDeviceHopper(c)
 	case c.topo.Host.OnStorage():
 		return newStoredHopper(c)
 	case c.hostTables():

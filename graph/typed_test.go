@@ -171,11 +171,16 @@ var typedFanouts = []SamplerConfig{
 // Typed samples equal the reference's for every table and number of workers, several batches
 // through the same buffers.
 func TestTypedBlocksEqualReference(t *testing.T) {
-	topo := typedGraph(t)
-	for _, cfg := range typedFanouts {
+	checkTypedBlocks(t, host, typedFanouts)
+	checkTypedBlocks(t, hostGeneral, typedFanouts)
+}
+
+func checkTypedBlocks(t *testing.T, open opener, configs []SamplerConfig) {
+	for _, cfg := range configs {
 		for _, sms := range []int{1, 3} {
 			for _, limit := range []int64{directNodes, 0} {
-				r := newRig(t, host, topo, sms, cfg, limit)
+				topo := typedGraph(t) // a driver registers memory once
+				r := newRig(t, open, topo, sms, cfg, limit)
 				for epoch, n := range []int{100, 1, 700, 50} {
 					seeds := someSeeds(n, 900, uint64(n))
 					seeds = append(seeds, 5, seeds[0])
@@ -195,11 +200,14 @@ func TestOneTypeSamplesAsNone(t *testing.T) {
 	typed, err := NewTyped(s, []*Topology{topo})
 	require.NoError(t, err)
 	cfg := SamplerConfig{Fanouts: []int{10, 5, 3}, Seed: 4}
-	a, b := newRig(t, host, topo, 2, cfg, 0), newRig(t, host, typed, 2, cfg, 0)
-	for index, n := range []int{200, 1, 500} {
-		seeds := someSeeds(n, 3000, uint64(n))
-		require.Equal(t, a.plain(t, a.sample(t, 3, index, seeds)),
-			b.plain(t, b.sample(t, 3, index, seeds)))
+	a := newRig(t, host, topo, 2, cfg, 0)
+	for _, open := range []opener{host, hostGeneral} {
+		b := newRig(t, open, typed, 2, cfg, 0)
+		for index, n := range []int{200, 1, 500} {
+			seeds := someSeeds(n, 3000, uint64(n))
+			require.Equal(t, a.plain(t, a.sample(t, 3, index, seeds)),
+				b.plain(t, b.sample(t, 3, index, seeds)))
+		}
 	}
 }
 

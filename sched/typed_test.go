@@ -244,7 +244,7 @@ func TestTypedRefused(t *testing.T) {
 	require.Equal(t, errs.Capability, errs.ClassOf(err))
 }
 
-// On a GPU, with the CPU sampling, a typed graph has the host's mini-batches, rows and losses.
+// On a GPU, which samples itself unless the lists are on storage, a typed graph has the host's mini-batches, rows and losses.
 func TestTypedOnGPU(t *testing.T) {
 	d, feat := graphSpec{nodes: 300, dim: 16, degree: 5, train: 0.25, kind: "typed"}.open(t)
 	s := bind(t, d, 2, "")

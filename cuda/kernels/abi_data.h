@@ -177,9 +177,35 @@ struct SampleParams {
 	u32 HashShift;
 	u32 Wide;
 	u32 _;
+	u64 Dst;
+	u64 Before;
+	i64 Frontier;
+	i64 Sources;
+	i64 Base;
 };
-static_assert(sizeof(SampleParams) == 168, "graph.sampleParams");
+static_assert(sizeof(SampleParams) == 208, "graph.sampleParams");
 static_assert(__builtin_offsetof(SampleParams, Key) == 136, "graph.sampleParams");
+
+// go: graph.typeParams
+struct TypeParams {
+	u64 Nodes;
+	u64 New;
+	u64 Firsts;
+	u64 Ends;
+	i64 Frontier;
+	i64 NodesLen;
+	i64 Types;
+};
+static_assert(sizeof(TypeParams) == 56, "graph.typeParams");
+
+// go: graph.localParams
+struct LocalParams {
+	u64 Nodes;
+	u64 Local;
+	i64 Count;
+	i64 First;
+};
+static_assert(sizeof(LocalParams) == 32, "graph.localParams");
 
 // go: graph.looplessParams
 struct LooplessParams {
@@ -200,8 +226,8 @@ struct LaborParams {
 	u32 Span;
 	u32 Turn;
 };
-static_assert(sizeof(LaborParams) == 208, "graph.laborParams");
-static_assert(__builtin_offsetof(LaborParams, Phase) == 192, "graph.laborParams");
+static_assert(sizeof(LaborParams) == 248, "graph.laborParams");
+static_assert(__builtin_offsetof(LaborParams, Phase) == 232, "graph.laborParams");
 
 constexpr u32 layerBits = 11, layerBins = 1 << layerBits;
 
@@ -234,6 +260,6 @@ struct LayerParams {
 	u32 Shift;
 	u32 _;
 };
-static_assert(sizeof(LayerParams) == 296, "graph.layerParams");
-static_assert(__builtin_offsetof(LayerParams, Pos) == 168, "graph.layerParams");
-static_assert(__builtin_offsetof(LayerParams, Key) == 272, "graph.layerParams");
+static_assert(sizeof(LayerParams) == 336, "graph.layerParams");
+static_assert(__builtin_offsetof(LayerParams, Pos) == 208, "graph.layerParams");
+static_assert(__builtin_offsetof(LayerParams, Key) == 312, "graph.layerParams");

@@ -49,6 +49,7 @@ var faults = map[string][]string{
 	"labor_count":     sampleFaults[:2],
 	"labor_fill":      sampleFaults[:5],
 	"unique_assign":   sampleFaults,
+	"unique_types":    sampleFaults,
 	"layer_assign":    sampleFaults,
 }
 

@@ -8,7 +8,7 @@
 //   labor_count  edges per destination, as a running sum within the block's share, the share's total in Sums[block], and
 //                the largest variate that each destination takes. A destination of in-degree d takes neighbours whose variate is
 //                below Fanout / d in units of 2^-64; where no neighbour has such a one, those with the least.
-//   labor_fill   adds the sums of the blocks before, and notes each edge's node in the table at position NumDst +
+//   labor_fill   adds the sums of the blocks before, and notes each edge's node in the table at position Frontier +
 //                edge, in the order of the lists. Same grid as labor_count: the shares must be the same.
 //
 // Both take as many destinations at a time as the block has threads, and the whole block shares the lists of all of them, an
@@ -184,7 +184,7 @@ HX_KERNEL(labor_fill, LaborParams) {
 				continue;
 			}
 			dev::st(dev::at<u32>(g.Src, out), (u32)slot);
-			table_lower(g, slot, (u64)(g.NumDst + out));
+			table_lower(g, slot, (u64)(g.Frontier + out));
 		}
 	}
 }

@@ -2,14 +2,16 @@
 // graph/kernels.go, to the bit (table slots aside), for any grid and any block of whole warps.
 //
 // In: a topology in compressed sparse column form (Indptr, Indices of 32 or 64 bits; CPU memory read
-// over UVA), the frontier Nodes[0 … NumDst-1], Fanout (-1: all). Out: EdgeStart[0 … NumDst] and the
-// edges' table slots in Src, which unique_relabel turns into frontier indices.
+// over UVA), destinations Dst[0 … NumDst-1] (the frontier Nodes, or, of a typed graph's relation, those
+// of one type by their numbers in it), Fanout (-1: all). Out: EdgeStart[0 … NumDst] and the
+// edges' table slots in Src, which unique_relabel turns into frontier indices. The relations of a typed
+// graph are counted and filled one launch after the other: Before has the edges of those before.
 //
 //   sample_begin  enters the frontier into the position table (table.h); degrees when asked for.
 //   sample_count  edges per destination, as a running sum within the block's share, and the share's
 //                 total in Sums[block].
 //   sample_fill   adds the sums of the blocks before, draws, and notes each edge's node in the table at
-//                 position NumDst + edge. Same grid as sample_count: the shares must be the same.
+//                 position Frontier + edge. Same grid as sample_count: the shares must be the same.
 //
 // sample_fill takes as many destinations at a time as the block has threads. First a thread per
 // destination: Floyd's draws (Bentley and Floyd, "A sample of brilliance", CACM 30(9), 1987) into the
@@ -106,7 +108,7 @@ HX_KERNEL(sample_count, SampleParams) {
 	i64 sum = 0;
 	for (i64 base = s.lo; base < s.hi; base += dev::threads()) {
 		i64 i = base + dev::tid(), own = 0, total;
-		if (i < s.hi) own = edges_of(p, neighbours(p, hx, dev::ld(dev::at<i64>(p.Nodes, i))).degree);
+		if (i < s.hi) own = edges_of(p, neighbours(p, hx, dev::ld(dev::at<i64>(p.Dst, i))).degree);
 		i64 to = sum + block_scan(sums, own, &total);
 		if (i < s.hi) dev::st(dev::at<i64>(p.EdgeStart, i), to);
 		sum += total;
@@ -127,10 +129,11 @@ HX_KERNEL(sample_fill, SampleParams) {
 		u32 n = s.hi - tile < threads ? (u32)(s.hi - tile) : threads;
 		dev::syncthreads(); // the last tile's edges are done with first and start
 		if (tid < n) {
-			i64 v = dev::ld(dev::at<i64>(p.Nodes, tile + tid));
+			i64 v = dev::ld(dev::at<i64>(p.Dst, tile + tid));
 			Neighbours row = neighbours(p, hx, v);
 			i64 k = edges_of(p, row.degree);
-			i64 e = base + dev::ld(dev::at<i64>(p.EdgeStart, tile + tid));
+			// The share's first offset may be another launch's end by now.
+			i64 e = base + (tile + tid == s.lo ? 0 : dev::ld(dev::at<i64>(p.EdgeStart, tile + tid)));
 			dev::st(dev::at<i64>(p.EdgeStart, tile + tid), e);
 			bool draws = k < row.degree;
 			dev::st(&first[tid], (u64)row.first | (draws ? drawn : 0));
@@ -146,17 +149,17 @@ HX_KERNEL(sample_fill, SampleParams) {
 			u64 which = row & drawn ? dev::ld(out) : e - dev::ld(&start[lo]);
 			i64 at = (i64)((row & ~drawn) + which);
 			u64 id = neighbour_id(p, at);
-			if (id >= (u64)p.NumNodes) {
-				dev::fail(hx, 5, id, (u64)at, (u64)(p.NumNodes - 1));
+			if (id >= (u64)p.Sources) {
+				dev::fail(hx, 5, id, (u64)at, (u64)(p.Sources - 1));
 				continue;
 			}
-			u64 slot = table_slot(p, id);
+			u64 slot = table_slot(p, id + (u64)p.Base);
 			if (slot == noSlot) {
 				dev::fail(hx, 3, (u64)p.Slots);
 				continue;
 			}
 			dev::st(out, (u32)slot);
-			table_lower(p, slot, (u64)p.NumDst + e);
+			table_lower(p, slot, (u64)(p.Frontier + (i64)e));
 		}
 	}
 }

@@ -70,14 +70,15 @@ HX_DEVICE inline u64 neighbour_id(const SampleParams &p, i64 at) {
 	return p.Wide ? dev::ld(dev::at<u64>(p.Indices, at)) : dev::ld(dev::at<u32>(p.Indices, at));
 }
 
-// Where the edges of the block's destinations begin and end: after those of the blocks before, whose
-// counts are in Sums. The last block notes the total. False, in all threads, where Src ends before;
+// Where the edges of the block's destinations begin and end: after those of the launches and blocks
+// before, whose counts are in Before and in Sums. The last block notes the total. False, in all threads, where Src ends before;
 // then the launch fails. sums is as for block_sum.
 HX_DEVICE inline bool block_edges(const SampleParams &p, const hx_launch &hx, i64 *sums, i64 *base, i64 *end) {
 	u32 tid = dev::tid();
 	i64 own = 0;
 	for (u32 b = tid; b < dev::bid(); b += dev::threads()) own += dev::ld(dev::at<i64>(p.Sums, b));
 	*base = block_sum(sums, own);
+	if (p.Before != 0) *base += dev::ld(dev::at<i64>(p.Before));
 	*end = *base + dev::ld(dev::at<i64>(p.Sums, dev::bid()));
 	if (dev::bid() == dev::blocks() - 1 && tid == 0) {
 		dev::st(dev::at<i64>(p.EdgeStart, p.NumDst), *end);

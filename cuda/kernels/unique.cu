@@ -3,15 +3,19 @@
 // block of whole warps; all three get the same one, the first two must.
 //
 // In: Src[0 … E-1], the table slot of each edge's source, E = EdgeStart[NumDst]; the table (table.h)
-// has for each slot the frontier index, or NumDst + the first edge that names the node. Out: Nodes
-// from NumDst on (and Degrees), Totals[1], and Src as frontier indices.
+// has for each slot the frontier index, or Frontier + the first edge that names the node. Out: Nodes
+// from Frontier on (and Degrees), Totals[1], and Src as frontier indices.
 //
 //   unique_count    first appearances in the block's share of the edges, to Sums[block].
 //   unique_assign   block by block, tile by tile (an edge per thread), ranks by ballot within the warp and
 //                   a sum over warps in shared memory: appends the node and lowers its entry to
-//                   its index. Index NumDst+rank is at most NumDst+e and other edges of the node compare
+//                   its index. Index Frontier+rank is at most Frontier+e and other edges of the node compare
 //                   with larger numbers, so nobody's test is disturbed, in whatever order blocks run.
 //   unique_relabel  looks the indices up.
+//
+//   unique_types    in a typed graph, whose new nodes stand by type: where those of each type end, by
+//                   bisection, a thread per type. Reads what unique_assign has left in New.
+//   unique_local    numbers nodes of one type within it, a thread per node.
 //
 // Each edge, index and node is written by one thread; entries are relaxed atomics, read by later
 // launches.
@@ -32,7 +36,7 @@ HX_DEVICE inline Share edge_share(const SampleParams &p) {
 }
 
 HX_DEVICE inline bool appears(const SampleParams &p, i64 e, u64 slot) {
-	return table_pos(p, slot) == (u32)(p.NumDst + e);
+	return table_pos(p, slot) == (u32)(p.Frontier + e);
 }
 
 } // namespace
@@ -54,7 +58,7 @@ HX_KERNEL(unique_assign, SampleParams) {
 	u32 threads = dev::threads(), tid = dev::tid(), w = tid / 32;
 	i64 own = 0;
 	for (u32 b = tid; b < dev::bid(); b += threads) own += dev::ld(dev::at<i64>(p.Sums, b));
-	i64 at = p.NumDst + block_sum(sums, own);
+	i64 at = p.Frontier + block_sum(sums, own);
 	Share s = edge_share(p);
 	for (i64 base = s.lo; base < s.hi; base += threads) {
 		i64 e = base + tid;
@@ -80,7 +84,7 @@ HX_KERNEL(unique_assign, SampleParams) {
 		table_lower(p, slot, (u64)index);
 		if (p.Degrees != 0) dev::st(dev::at<u32>(p.Degrees, index), (u32)neighbours(p, hx, (i64)v).degree);
 	}
-	if (dev::bid() == dev::blocks() - 1 && tid == 0) dev::st(dev::at<i64>(p.Totals, 1), at - p.NumDst);
+	if (dev::bid() == dev::blocks() - 1 && tid == 0) dev::st(dev::at<i64>(p.Totals, 1), at - p.Frontier);
 }
 
 HX_KERNEL(unique_relabel, SampleParams) {
@@ -89,5 +93,35 @@ HX_KERNEL(unique_relabel, SampleParams) {
 	for (i64 e = s.lo + dev::tid(); e < s.hi; e += dev::threads()) {
 		u32 *src = dev::at<u32>(p.Src, e);
 		dev::st(src, table_pos(p, dev::ld(src)));
+	}
+}
+
+HX_KERNEL(unique_types, TypeParams) {
+	if (dev::dropped(hx)) return;
+	i64 end = p.Frontier + dev::ld(dev::at<i64>(p.New));
+	if (end > p.NodesLen) {
+		if (dev::tid() == 0) dev::fail(hx, 6, (u64)end, (u64)p.NodesLen);
+		return;
+	}
+	Share s = block_share(p.Types);
+	for (i64 t = s.lo + dev::tid(); t < s.hi; t += dev::threads()) {
+		i64 from = p.Frontier, to = end, first = dev::ld(dev::at<i64>(p.Firsts, t + 1));
+		while (from < to) {
+			i64 mid = (from + to) / 2;
+			if (dev::ld(dev::at<i64>(p.Nodes, mid)) < first) {
+				from = mid + 1;
+			} else {
+				to = mid;
+			}
+		}
+		dev::st(dev::at<i64>(p.Ends, t), from);
+	}
+}
+
+HX_KERNEL(unique_local, LocalParams) {
+	if (dev::dropped(hx)) return;
+	Share s = block_share(p.Count);
+	for (i64 i = s.lo + dev::tid(); i < s.hi; i += dev::threads()) {
+		dev::st(dev::at<i64>(p.Local, i), dev::ld(dev::at<i64>(p.Nodes, i)) - p.First);
 	}
 }

@@ -145,8 +145,12 @@ func (s *Sampling) typedFrontier(batch int) (all int64) {
 // openRelations opens the topology of a typed graph.
 func (s *Sampling) openRelations() (err error) {
 	lists := make([]*graph.Topology, len(s.schema.Relations))
+	open := s.In.Dataset.Relation
+	if s.OnGPU() {
+		open = s.In.Dataset.RelationInMemory
+	}
 	for r := range lists {
-		if lists[r], err = s.In.Dataset.Relation(r); err != nil {
+		if lists[r], err = open(r); err != nil {
 			return err
 		}
 		lists[r].Sources = s.schema.Types[s.schema.Relations[r].Src].Nodes

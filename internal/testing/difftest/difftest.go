@@ -795,7 +795,7 @@ func NormaliseTables() map[string]func([]byte, Memory) {
 const (
 	offEdgeStart, offSrc, offVals, offKeys = 32, 40, 48, 56
 	offSlots, offNumDst, offStamp          = 96, 120, 152
-	sampleParamsSize                       = 168
+	sampleParamsSize                       = 208
 	// graph.layerParams and graph.laborParams, which begin with the other
 	layerParamsSize = sampleParamsSize + 128
 	laborParamsSize = sampleParamsSize + 40

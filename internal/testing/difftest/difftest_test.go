@@ -45,8 +45,8 @@ func TestFlippedBitsAreFound(t *testing.T) {
 		{"unique_assign", "frontier", 2, 641}, {"unique_relabel", "block sources", 5, 2},
 		{"lookup", "cache lookup", 2, 77}, {"gather", "rows", 6, 3}, {"hotness", "hotness", 1, 5},
 		{"hotness_rank", "hotness ranking", 4, 8},
-		{"labor_count", "sampler limits", 21, 9}, {"labor_fill", "block sources", 5, 13},
-		{"layer_rank", "layer sampling", 23, 9}, {"layer_assign", "block weights", 29, 241},
+		{"labor_count", "sampler limits", 26, 9}, {"labor_fill", "block sources", 5, 13},
+		{"layer_rank", "layer sampling", 28, 9}, {"layer_assign", "block weights", 34, 241},
 	} {
 		t.Run(w.kernel, func(t *testing.T) {
 			spoilt := 0

@@ -56,7 +56,7 @@ void layers(SampleParams s) {
 	std::vector<float> weights(n + edges);
 	frontier.resize(n + edges);
 	LayerState state = {};
-	s.Nodes = address(frontier);
+	s.Nodes = s.Dst = address(frontier);
 	s.Degrees = address(degrees);
 	s.EdgeStart = address(start);
 	s.Src = address(slots);
@@ -108,7 +108,7 @@ void labor(SampleParams s) {
 	std::vector<u32> src(edges + 1), degrees(n + edges);
 	std::vector<i64> start(n + 1), sums(64), totals(2), frontier(nodes, nodes + n);
 	frontier.resize(n + edges);
-	s.Nodes = address(frontier);
+	s.Nodes = s.Dst = address(frontier);
 	s.Degrees = address(degrees);
 	s.EdgeStart = address(start);
 	s.Src = address(src);
@@ -165,7 +165,7 @@ void round() {
 	SampleParams s = {};
 	s.Indptr = address(indptr);
 	s.Indices = wide ? address(indices64) : address(indices32);
-	s.Nodes = address(frontier);
+	s.Nodes = s.Dst = address(frontier);
 	s.Degrees = address(degrees);
 	s.EdgeStart = address(start);
 	s.Src = address(src);
@@ -178,7 +178,8 @@ void round() {
 	s.Slots = (i64)slots;
 	s.SrcLen = room;
 	s.NodesLen = seeds + room;
-	s.NumDst = seeds;
+	s.NumDst = s.Frontier = seeds;
+	s.Sources = nodes;
 	s.Fanout = fanout;
 	s.Key[0] = (u32)rng();
 	s.Key[1] = (u32)rng();
@@ -191,6 +192,11 @@ void round() {
 	std::vector<u32> table((u64)nodes, 3), loopless((u64)count);
 	LooplessParams own = {s.Nodes, address(table), address(loopless), nodes, count};
 	launch("sample_loopless", grid, &own);
+	std::vector<i64> firsts = {0, nodes / 3, nodes / 2, nodes}, ends(3), local((u64)count);
+	TypeParams types = {s.Nodes, address(totals) + 8, address(firsts), address(ends), seeds, seeds + room, 3};
+	launch("unique_types", grid, &types);
+	LocalParams inType = {s.Nodes, address(local), count, nodes / 3};
+	launch("unique_local", grid, &inType);
 	if (below(2)) layers(s);
 	if (below(2)) labor(s);
 
