@@ -56,6 +56,9 @@ type MiniBatch struct {
 	// Nodes are numbers of the graph.
 	TypeEnd [][]int64
 
+	rows   cuda.Buffer // of a typed graph where not all types have rows: see RowNumbers
+	rowEnd []int64     // after each hop; nil: all types have rows
+
 	members  []members // of a typed graph, by type, while it is sampled
 	key      [2]uint32 // of the batch's draws
 	nextKey  [2]uint32 // of the draws that are new to it (SamplerConfig.Dependency)
@@ -74,7 +77,7 @@ type MiniBatch struct {
 
 // Close frees the buffers. No kernel may be using them.
 func (mb *MiniBatch) Close() error {
-	bufs := append(mb.retired, mb.Nodes, mb.Degrees, mb.stage, mb.sums, mb.totals)
+	bufs := append(mb.retired, mb.Nodes, mb.rows, mb.Degrees, mb.stage, mb.sums, mb.totals)
 	for _, b := range mb.Blocks[:cap(mb.Blocks)] {
 		bufs = append(bufs, b.Indptr, b.Src, b.Weights)
 	}

@@ -209,6 +209,9 @@ func (s *Sampler) Begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch, 
 		if err = s.hopper.begin(ctx, stream, mb, seeds); err == nil {
 			err = s.leaveOutLoops(ctx, stream, mb)
 		}
+		if err == nil {
+			err = s.takeRows(ctx, stream, mb, 0)
+		}
 	}
 	if err != nil {
 		s.hopper.forget()
@@ -232,6 +235,9 @@ func (s *Sampler) Hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, ho
 	err := s.hopper.hop(ctx, stream, mb, hop)
 	if err == nil {
 		err = s.leaveOutLoops(ctx, stream, mb)
+	}
+	if err == nil {
+		err = s.takeRows(ctx, stream, mb, hop+1)
 	}
 	if err != nil {
 		if s.topo.Host.OnStorage() && s.topo.inner == nil {

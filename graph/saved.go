@@ -16,26 +16,28 @@ import (
 
 // A saved mini-batch begins with the numbers of seeds and hops and the flags of its parts
 // (savedHeader), and for each hop NumDst, NumSrc and NumEdges. Of a typed graph there follow for
-// each hop its Lists, and TypeEnd.
+// each hop its Lists, and TypeEnd; and where not all types have rows, the frontier.
 const (
 	savedHeader = 3 * 8
 
 	savedTyped   = 1 << 40
+	savedNodes   = 1 << 41
 	savedDegrees = 1 << 0
 	savedWeights = 1 << 1 // of the first hop; the next bits are of the next hops
 )
 
-// Save appends a mini-batch without its frontier to b, and returns b and the frontier's length.
+// Save appends a mini-batch without its rows (RowNumbers) to b, and returns b and their number.
 // view gives the first bytes of a buffer where the CPU sees them, until the next call. The work
 // that fills mb is done. Block offsets take 4 bytes here.
 func (mb *MiniBatch) Save(b []byte, view func(buf cuda.Buffer, bytes int64) ([]byte, error)) (
-	saved []byte, nodes int64, err error) {
+	saved []byte, rows int64, err error) {
 	le := binary.LittleEndian
 	if len(mb.HopEnd) != len(mb.Blocks)+1 || len(mb.Blocks) == 0 || len(mb.Blocks) > 32 {
 		return nil, 0, errs.New(errs.Failed, "mini-batch %d has %d blocks and cannot be kept",
 			mb.Index, len(mb.Blocks))
 	}
-	nodes = mb.HopEnd[len(mb.HopEnd)-1]
+	last := len(mb.Blocks)
+	nodes := mb.HopEnd[last]
 	if b, err = mb.saveHeader(b); err != nil {
 		return nil, 0, err
 	}
@@ -46,6 +48,11 @@ func (mb *MiniBatch) Save(b []byte, view func(buf cuda.Buffer, bytes int64) ([]b
 		from, err := view(buf, bytes)
 		b = append(b, from...)
 		return err
+	}
+	if mb.rowEnd != nil {
+		if err := raw(mb.Nodes, nodes*8); err != nil {
+			return nil, 0, err
+		}
 	}
 	for h := range mb.Blocks {
 		x := &mb.Blocks[h]
@@ -70,7 +77,7 @@ func (mb *MiniBatch) Save(b []byte, view func(buf cuda.Buffer, bytes int64) ([]b
 			return nil, 0, err
 		}
 	}
-	return b, nodes, nil
+	return b, mb.RowCount(last), nil
 }
 
 // saveHeader appends the sizes of a mini-batch's parts.
@@ -87,6 +94,9 @@ func (mb *MiniBatch) saveHeader(b []byte) ([]byte, error) {
 	}
 	if mb.TypeEnd != nil {
 		has |= savedTyped
+	}
+	if mb.rowEnd != nil {
+		has |= savedNodes
 	}
 	b = le.AppendUint64(b, uint64(mb.NumSeeds))
 	b = le.AppendUint64(b, uint64(len(mb.Blocks)))
@@ -115,12 +125,12 @@ func (mb *MiniBatch) saveHeader(b []byte) ([]byte, error) {
 	return b, nil
 }
 
-// Restore makes mb what Save was given, with the frontier's nodes. The saved bytes are checked as
+// Restore makes mb what Save was given, with its rows. The saved bytes are checked as
 // far as kernels rely on them, so that none reads beyond a block; other changes are for their
 // keeper to find. Work of mb's previous batch must be done, and stage, which grows as needed,
 // belongs to the call.
 func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch, epoch, index int,
-	nodes []int64, saved []byte, stage *Stage) error {
+	rows []int64, saved []byte, stage *Stage) error {
 	broken := func(fault string) error {
 		return errs.New(errs.Device,
 			"the kept samples of mini-batch %d of epoch %d have %s; have them sampled anew", index, epoch,
@@ -133,9 +143,6 @@ func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 	hops, has := le.Uint64(saved[8:]), le.Uint64(saved[16:])
 	if hops != uint64(len(s.cfg.Fanouts)) || len(saved) < savedHeader+int(hops)*24 {
 		return broken("another number of hops")
-	}
-	if seeds := le.Uint64(saved); seeds < 1 || seeds > uint64(len(nodes)) {
-		return broken("another number of seeds")
 	}
 	if err := mb.freeRetired(); err != nil {
 		return err
@@ -150,6 +157,10 @@ func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 	rest, typed := mb.restoreTypes(schema, rest)
 	if !typed {
 		return broken("lists of other relations")
+	}
+	nodes, rest := mb.restoreNodes(schema, rows, rest, has)
+	if mb.NumSeeds < 1 || mb.NumSeeds > len(nodes) {
+		return broken("another number of seeds")
 	}
 	need, ok := mb.restoreSizes(sizes, len(nodes), len(saved), has)
 	if !ok {
@@ -171,7 +182,36 @@ func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 	if list == nil {
 		return broken("a block that is none")
 	}
-	return mb.upload(ctx, stream, stage, list)
+	if err := mb.upload(ctx, stream, stage, list); err != nil || has&savedNodes == 0 {
+		return err
+	}
+	same, err := s.restoreRows(ctx, stream, mb, nodes, rows)
+	if err == nil && !same {
+		err = broken("other rows")
+	}
+	return err
+}
+
+// restoreNodes returns the frontier, which are the rows where all types have some, and the bytes
+// behind it; nil: there is none.
+func (mb *MiniBatch) restoreNodes(schema *Schema, rows []int64, b []byte, has uint64) (nodes []int64,
+	rest []byte) {
+	hidden := schema != nil && schema.rowTypes() < len(schema.Types)
+	switch {
+	case hidden != (has&savedNodes != 0):
+		return nil, nil
+	case !hidden:
+		return rows, b
+	}
+	n := uint64(mb.TypeEnd[len(mb.Blocks)][len(schema.Types)-1])
+	if n > uint64(len(b)/8) {
+		return nil, nil
+	}
+	for range n {
+		nodes = append(nodes, int64(binary.LittleEndian.Uint64(b)))
+		b = b[8:]
+	}
+	return nodes, b
 }
 
 // restoreSizes reads the sizes of mb's blocks, and returns the bytes that the blocks need. They
