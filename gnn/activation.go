@@ -24,7 +24,8 @@ type Activation struct {
 const DefaultActivation = "relu"
 
 // activations are all functions in the order of lists, the default first.
-var activations = []*Activation{reluActivation, eluActivation, geluActivation}
+var activations = []*Activation{reluActivation, eluActivation, geluActivation,
+	leakyActivation}
 
 func init() {
 	for _, a := range activations {
@@ -103,8 +104,8 @@ func (a *Activation) backward(b *cuda.Block, p *actParams) error {
 }
 
 // activate enqueues Out = dropout(value(X)) or, backward, the gradient by X.
-func (s *step) activate(p actParams, backward bool) error {
-	name := s.act.kernel()
+func (s *step) activate(a *Activation, p actParams, backward bool) error {
+	name := a.kernel()
 	if backward {
 		name += "_bwd"
 	}

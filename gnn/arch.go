@@ -129,15 +129,25 @@ func (c *ModelConfig) CheckKind() error {
 	if _, err := NormOf(c.Norm); err != nil {
 		return err
 	}
+	if c.ShareTypes {
+		if !slices.Contains(typedArchs, arch) {
+			return errs.New(errs.Usage, "{share-types} is for models of typed graphs: %s",
+				strings.Join(TypedArchs(), ", "))
+		}
+		if err := c.equalWidths(errs.Key("share-types")); err != nil {
+			return err
+		}
+	}
 	return arch.Check(c)
 }
 
-// width is the number of inputs of layer l; width(Layers) is the number of classes.
+// width is the number of inputs of layer l; width(Layers) is that of its output:
+// the number of classes, or Hidden before a head.
 func (c *ModelConfig) width(l int) int64 {
-	switch l {
-	case c.Layers:
+	switch {
+	case l == c.Layers && !c.headed():
 		return int64(c.Classes)
-	case 0:
+	case l == 0:
 		return int64(c.InDim)
 	}
 	return int64(c.Hidden)

@@ -169,7 +169,7 @@ func TestGPUBetween(t *testing.T) {
 		widths = widths[1:4]
 	}
 	for n, cols := range widths {
-		rows, odd := 1+g.rng.Int64N(90), cuda.DevicePtr(n%3/2*4)
+		rows, odd := 2+g.rng.Int64N(90), cuda.DevicePtr(n%3/2*4)
 		matrix := func() cuda.DevicePtr { return given(g, g.floats(rows*cols+1)) + odd }
 		column := func() cuda.DevicePtr { return given(g, g.floats(cols+1)) + odd }
 		a := actParams{X: matrix(), Grad: matrix(), Out: matrix(), Rows: rows, Cols: cols}
@@ -188,6 +188,16 @@ func TestGPUBetween(t *testing.T) {
 			both(g, "act_"+name+"_bwd", dropped)
 			both(g, "act_"+name+"_bwd", a)
 		}
+		numbers := make([]int64, rows)
+		for i, v := range g.rng.Perm(int(rows)) {
+			numbers[i] = int64(2*v + 5)
+		}
+		moved := tableParams{Table: given(g, g.floats(2*rows*(cols+int64(n))+1)) + odd, Rows: a.Out,
+			N: rows, Cols: cols, TableStride: cols + int64(n), RowStride: cols}
+		both(g, "table_get", moved)
+		moved.Numbers, moved.First = given(g, numbers), 5
+		both(g, "table_get", moved)
+		both(g, "table_put", moved)
 		p := normParams{
 			X: matrix(), Out: matrix(), Grad: matrix(), Gamma: column(), Beta: column(),
 			Sum:    blank[float32](g, rows),

@@ -124,7 +124,9 @@ func (c *gpuCase) open(t *testing.T) *rig {
 		return newRig(t, c.rig)
 	}
 	ref := readTypedReference()
-	return typedRig(t, host(t, 2), ref.topology(t), []int{4, 3, 2}, ref.Seeds, ref.Labels,
+	topo := ref.topology(t)
+	topo.Schema.Types = c.cfg.Schema.Types
+	return typedRig(t, host(t, 2), topo, []int{4, 3, 2}, ref.Seeds, ref.Labels,
 		func(kind int, node int64, column int) float32 {
 			return float32(kind+1) * float32((node*7+int64(column)*3)%11-5) / 8
 		})
@@ -260,8 +262,26 @@ func gpuCases() []gpuCase {
 		Seed:          2,
 	}, lonely, 0, false, 2})
 	for _, kind := range TypedArchs() {
-		list = append(list, typedCase(kind))
+		plain, more := typedCase(kind), typedCase(kind)
+		for i, t := range more.cfg.Schema.Types {
+			if i > 0 || kind == "rgcn" {
+				t.Dim = 0
+			}
+			more.cfg.Schema.Types[i] = t
+		}
+		more.name += ", tables, linear residual, batch, leaky, mlp"
+		more.cfg.Embed, more.cfg.ResidualLinear, more.cfg.Norm = "5", true, "batch"
+		more.cfg.Activation, more.cfg.Head = "leaky", "mlp"
+		list = append(list, plain, more)
 	}
+	featureless := typedCase("rgcn")
+	featureless.name += ", featureless, layer, linear"
+	featureless.cfg.Featureless, featureless.cfg.FeatureDropout = true, 0
+	featureless.cfg.Norm, featureless.cfg.Head = "layer", "linear"
+	for i := range featureless.cfg.Schema.Types {
+		featureless.cfg.Schema.Types[i].Dim = 0
+	}
+	list = append(list, featureless)
 	return append(list, gpuCase{"sage with split gradients", of("sage", 1, 0, 0, cuda.FP32),
 		with(long, 2), 1e-5, false, 1})
 }

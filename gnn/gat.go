@@ -67,7 +67,11 @@ func (gat) checkHeads(c *ModelConfig) error {
 	case c.OutHeads < 0 || c.OutHeads > mostHeads:
 		return errs.New(errs.Usage, "gat: %d heads in the last layer; give 1 to %d", c.OutHeads,
 			mostHeads)
-	case c.Layers > 1 && c.Hidden%heads != 0:
+	case c.headed() && c.OutHeads != 0:
+		return errs.New(errs.Usage,
+			"{head} %s: the last layer's heads stand side by side as the others'; leave {heads-out} out",
+			c.Head)
+	case (c.Layers > 1 || c.headed()) && c.Hidden%heads != 0:
 		return errs.New(errs.Usage,
 			"gat: %d hidden are no multiple of %d heads, whose outputs stand side by side",
 			c.Hidden, heads)
@@ -87,7 +91,7 @@ func (c *ModelConfig) heads() int {
 
 // headsOf is the number of heads of layer l.
 func (c *ModelConfig) headsOf(l int) int64 {
-	if l == c.Layers-1 && c.OutHeads > 0 {
+	if c.outputs(l) && c.OutHeads > 0 {
 		return int64(c.OutHeads)
 	}
 	return int64(c.heads())
@@ -95,7 +99,7 @@ func (c *ModelConfig) headsOf(l int) int64 {
 
 // headWidth is the width of a head of layer l.
 func (gat) headWidth(c *ModelConfig, l int) int64 {
-	if l == c.Layers-1 {
+	if c.outputs(l) {
 		return int64(c.Classes)
 	}
 	return int64(c.Hidden / c.heads())
@@ -298,7 +302,7 @@ func (gat) weighLoops(s *step, l int, p *gatParams) error {
 }
 
 // averages reports whether layer l takes the mean of several heads.
-func (gat) averages(n *network, l int) bool { return l == n.cfg.Layers-1 && n.cfg.headsOf(l) > 1 }
+func (gat) averages(n *network, l int) bool { return n.cfg.outputs(l) && n.cfg.headsOf(l) > 1 }
 
 func (g gat) forward(s *step, l int, in cuda.DevicePtr) error {
 	b, w, h := s.block(l), s.layers[l], s.plan.ptr(s.plan.layers[l].h)

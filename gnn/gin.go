@@ -167,7 +167,7 @@ func (g gin) forward(s *step, l int, in cuda.DevicePtr) error {
 	}
 	if !s.gated() {
 		act := actParams{X: first.C, Out: s.plan.ptr(places.act), Rows: b.NumDst, Cols: mid}
-		if err := s.activate(act, false); err != nil {
+		if err := s.activate(s.act, act, false); err != nil {
 			return err
 		}
 	}
@@ -227,7 +227,7 @@ func (g gin) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 func (gin) backHidden(s *step, hidden cuda.DevicePtr, rows, mid int64) error {
 	grad := s.plan.ptr(s.plan.dMid)
 	if !s.gated() {
-		return s.activate(actParams{X: hidden, Grad: grad, Rows: rows,
+		return s.activate(s.act, actParams{X: hidden, Grad: grad, Rows: rows,
 			Cols: mid}, true)
 	}
 	gate := aggParams{Out: hidden, Grad: grad, NumDst: rows, Dim: mid, Scale: 1}

@@ -37,9 +37,9 @@ func dropInput(b *cuda.Block, p *dropInputParams) error {
 	return nil
 }
 
-// dropInput enqueues the dropout of the model's input x.
+// dropInput enqueues the dropout of the rows x that were read.
 func (s *step) dropInput(x cuda.DevicePtr, rows int64) error {
-	cols := s.dims[0]
+	cols := s.stride
 	return launch(s, "drop_input", s.blocks(rows, 16, rows*cols/gpuItems),
 		dropInputParams{X: x, Rows: rows, Cols: cols,
 			Drop: s.drop(s.cfg.FeatureDropout, inputLayer)})

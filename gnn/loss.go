@@ -270,7 +270,7 @@ func denseSum(b *cuda.Block, p *denseParams) error {
 
 // lossOf enqueues the loss of the last layer's outputs, whose mean goes to outcome.
 func (s *step) lossOf(outputs, targets, outcome cuda.DevicePtr) (last lastRun, err error) {
-	p, seeds, cols := &s.plan, int64(s.mb.NumSeeds), s.dims[s.cfg.Layers]
+	p, seeds, cols := &s.plan, int64(s.mb.NumSeeds), int64(s.cfg.Classes)
 	last = lastRun{seeds: seeds, pred: p.ptr(p.pred), logits: outputs, embedding: p.ptr(p.embedAt)}
 	grad := cuda.DevicePtr(0)
 	if s.set != nil {

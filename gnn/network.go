@@ -18,10 +18,13 @@ type network struct {
 	norm   Norm // nil: none
 	loss   *Loss
 	fused  bool      // ReLU and no more between layers, see between
-	dims   []int64   // input width of layer l; dims[Layers] = Classes
+	dims   []int64   // input width of layer l; dims[Layers] is that of the last layer's output
 	layers [][]int64 // places in floats of each layer's parameters, as the Arch declared them
-	skips  []int64   // place of each layer's matrix of the residual connection
-	norms  [][]int64 // places of each layer's normalisation
+	skips  [][]skip  // each layer's residual connections
+	norms  []normSite
+	head   []denseLayer
+	stride int64   // floats from a row that was read to the next
+	tables []table // of the types without rows
 }
 
 // newNetwork checks a configuration.
@@ -30,6 +33,11 @@ func newNetwork(cfg ModelConfig) (*network, error) {
 	if err != nil {
 		return nil, err
 	}
+	n := &network{cfg: cfg, arch: arch}
+	if err := n.resolveTables(); err != nil {
+		return nil, err
+	}
+	cfg = n.cfg
 	if err := cfg.checkShape(); err != nil {
 		return nil, err
 	}
@@ -57,9 +65,9 @@ func newNetwork(cfg ModelConfig) (*network, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &network{cfg: cfg, arch: arch, act: act, norm: norm, loss: loss,
-		fused: act.Name == DefaultActivation && norm == nil && !cfg.Residual &&
-			cfg.Schema == nil}
+	n.act, n.norm, n.loss = act, norm, loss
+	n.fused = act.Name == DefaultActivation && norm == nil && !cfg.residual() &&
+		cfg.Schema == nil && cfg.Head != headMLP
 	for l := range cfg.Layers + 1 {
 		n.dims = append(n.dims, cfg.width(l))
 	}
@@ -86,6 +94,9 @@ func (c *ModelConfig) checkShape() error {
 func (n *network) kernels(gpu bool) []string {
 	loss := n.loss.kernels()
 	names := append(n.arch.kernels(gpu), loss[:]...)
+	if n.cfg.Schema != nil {
+		names = append(names, "table_get", "table_put")
+	}
 	if n.fused {
 		return names
 	}
@@ -93,27 +104,30 @@ func (n *network) kernels(gpu bool) []string {
 	if n.norm != nil {
 		names = append(names, n.norm.kernels()...)
 	}
-	if n.cfg.Residual {
+	if n.cfg.residual() {
 		names = append(names, "add_rows")
+	}
+	if n.cfg.Head == headMLP {
+		names = append(append(names, batchNorm{}.kernels()...), reluActivation.kernels()...)
 	}
 	return names
 }
 
 // declare lists the parameters; gradients change the first learns floats of them.
 func (n *network) declare(all *tensors) (learns int64) {
+	n.declareTables(all)
 	n.layers = make([][]int64, n.cfg.Layers)
 	for l := range n.cfg.Layers {
 		n.arch.declare(n, l, all)
 	}
-	n.skips, n.norms = make([]int64, n.cfg.Layers), make([][]int64, n.cfg.Layers)
+	n.skips = make([][]skip, n.cfg.Layers)
 	for l := range n.cfg.Layers {
 		n.declareBetween(l, all)
 	}
+	n.declareHead(all)
 	learns = all.n
-	for l := range n.cfg.Layers - 1 {
-		if n.norm != nil {
-			n.norm.state(n, l, all)
-		}
+	for i := range n.norms {
+		n.norms[i].norm.state(&n.norms[i], all)
 	}
 	return learns
 }
@@ -128,6 +142,10 @@ func (n *network) check(mb *graph.MiniBatch, train bool) error {
 	}
 	if (n.cfg.Schema != nil) != (mb.TypeEnd != nil) {
 		return errs.New(errs.Failed, "model %s: the mini-batch is of another kind of graph",
+			n.arch.Name())
+	}
+	if (n.learnsInput() || n.cfg.Featureless) && mb.Nodes == nil {
+		return errs.New(errs.Failed, "model %s: the mini-batch has no numbers of its nodes",
 			n.arch.Name())
 	}
 	if n.arch.Degrees() && mb.Degrees == nil {
@@ -153,9 +171,11 @@ func (n *network) layout(mb *graph.MiniBatch, train bool, p *plan) {
 		p.layers = append(p.layers, layerPlan{h: p.take(blocks[L-1-l].NumDst * n.dims[l+1])})
 	}
 	for l := range L {
-		n.layoutBetween(l, blocks[L-1-l].NumDst, train, p)
+		n.layoutBetween(l, blocks[L-1-l].NumDst, mb, train, p)
 	}
-	n.layoutSkips(func(l int) int64 { return blocks[L-1-l].NumDst }, p)
+	n.layoutHead(seeds, p)
+	n.layoutInput(blocks[L-1].NumSrc, p)
+	n.layoutSkips(func(l int) int64 { return blocks[L-1-l].NumDst }, train, p)
 	if t, ok := n.arch.(rgat); ok {
 		t.layoutTyped(n, mb, train, p)
 	} else {
@@ -163,15 +183,23 @@ func (n *network) layout(mb *graph.MiniBatch, train bool, p *plan) {
 	}
 	p.loss = p.take(2 * seeds)
 	p.pred = p.take(seeds)
-	p.embedAt = p.layers[max(0, L-2)].out
+	p.embedAt = p.layers[n.embeds()].out
 	if train {
-		p.logitGrad = p.take(seeds * n.dims[L])
+		p.logitGrad = p.take(seeds * int64(n.cfg.Classes))
 	}
 	p.scratch = -1
 }
 
-// embeddingDim is the width of the last hidden layer, or Classes for one layer.
-func (n *network) embeddingDim() int { return int(n.dims[max(1, n.cfg.Layers-1)]) }
+// embeds is the layer whose output is a node's embedding: the last hidden one, or the only one.
+func (n *network) embeds() int {
+	if n.cfg.headed() {
+		return n.cfg.Layers - 1
+	}
+	return max(0, n.cfg.Layers-2)
+}
+
+// embeddingDim is the width of embeddings.
+func (n *network) embeddingDim() int { return int(n.dims[n.embeds()+1]) }
 
 // pointer is a buffer's address; 0 for none.
 func pointer(b cuda.Buffer) cuda.DevicePtr {

@@ -1,10 +1,6 @@
 package gnn
 
-import (
-	"fmt"
-
-	"helios/cuda"
-)
+import "helios/cuda"
 
 // batchNorm normalises each column over the destinations of a mini-batch (Ioffe and Szegedy, ICML
 // 2015). Inference takes running means and variances, of which each step makes one tenth anew.
@@ -43,11 +39,9 @@ func (batchNorm) kernels() []string {
 		"batch_running"}
 }
 
-func (batchNorm) state(n *network, l int, t *tensors) {
-	width := n.dims[l+1]
-	n.norms[l] = append(n.norms[l], t.addFilled(fmt.Sprintf("layer%d.norm.running_mean", l), 1,
-		width, 0),
-		t.addFilled(fmt.Sprintf("layer%d.norm.running_var", l), 1, width, 1))
+func (batchNorm) state(x *normSite, t *tensors) {
+	x.at = append(x.at, t.addFilled(x.name+"running_mean", 1, x.cols, 0),
+		t.addFilled(x.name+"running_var", 1, x.cols, 1))
 }
 
 func (batchNorm) floats(rows, cols int64) int64 { return 3 * align(cols) }
@@ -61,17 +55,19 @@ func (batchNorm) work(rows, cols int64, backward bool) []Work {
 	return []Work{sum, pass, sum, bytesWork(8 * cols), pass}
 }
 
-// stats places the sums, squares and spreads of columns.
-func (batchNorm) stats(s *step, l int, p *normParams) {
-	p.Sum, p.Share = s.plan.ptr(s.plan.layers[l].norm), float32(1/float64(p.Rows))
+// stats places the squares and spreads of columns behind the sums.
+func (batchNorm) stats(p *normParams) {
+	if p.Rows > 0 {
+		p.Share = float32(1 / float64(p.Rows))
+	}
 	p.Squares = p.Sum + cuda.DevicePtr(4*align(p.Cols))
 	p.Spread = p.Squares + cuda.DevicePtr(4*align(p.Cols))
 }
 
-func (n batchNorm) forward(s *step, l int, p normParams) error {
-	n.stats(s, l, &p)
+func (n batchNorm) forward(s *step, x *normSite, p normParams) error {
+	n.stats(&p)
 	if s.set == nil {
-		p.Sum, p.Squares, p.Share = s.ptr(s.norms[l][runningMean]), s.ptr(s.norms[l][runningVar]), 1
+		p.Sum, p.Squares, p.Share = s.ptr(x.at[runningMean]), s.ptr(x.at[runningVar]), 1
 	} else {
 		if err := s.colSum(&sumParams{X: p.X, Out: p.Sum, Rows: p.Rows, Cols: p.Cols}); err != nil {
 			return err
@@ -92,8 +88,8 @@ func (n batchNorm) forward(s *step, l int, p normParams) error {
 	return launch(s, "batch_norm", s.quadBlocks(p.Rows, p.Cols), p)
 }
 
-func (n batchNorm) backward(s *step, l int, p normParams) error {
-	n.stats(s, l, &p)
+func (n batchNorm) backward(s *step, _ *normSite, p normParams) error {
+	n.stats(&p)
 	if err := launch(s, "batch_dot", s.quadBlocks(p.Rows, p.Cols), p); err != nil {
 		return err
 	}
@@ -103,28 +99,28 @@ func (n batchNorm) backward(s *step, l int, p normParams) error {
 	return launch(s, "batch_norm_bwd", s.quadBlocks(p.Rows, p.Cols), p)
 }
 
-func (n batchNorm) finish(s *step, l int) error {
-	return n.update(s, l, batchMomentum, func(p *normParams, offset int64, now cuda.DevicePtr) {
+func (n batchNorm) finish(s *step, x *normSite) error {
+	return n.update(s, x, batchMomentum, func(p *normParams, offset int64, now cuda.DevicePtr) {
 		p.Out, p.Grad = now, s.ptr(offset)
 	})
 }
 
 // leave puts a shard's own mean and variance among the gradients, or the running ones where it has
 // none to give: then they stay as they are by its weight.
-func (n batchNorm) leave(s *step, l int) error {
-	return n.update(s, l, 1, func(p *normParams, offset int64, _ cuda.DevicePtr) {
+func (n batchNorm) leave(s *step, x *normSite) error {
+	return n.update(s, x, 1, func(p *normParams, offset int64, _ cuda.DevicePtr) {
 		p.Out, p.Grad = s.grad(offset), s.grad(offset)
 	})
 }
 
 // update enqueues changes of the running mean and variance by those of a mini-batch, with a share
 // of momentum, to the places that to sets.
-func (n batchNorm) update(s *step, l int, momentum float32, to func(p *normParams, offset int64,
+func (n batchNorm) update(s *step, x *normSite, momentum float32, to func(p *normParams, offset int64,
 	now cuda.DevicePtr)) error {
-	mean, variance, momentum := n.seen(s, l, momentum)
-	return n.running(s, l, func(p *normParams, offset int64, old, now cuda.DevicePtr) {
+	mean, variance, momentum := n.seen(s, x, momentum)
+	return n.running(s, x, func(p *normParams, offset int64, old, now cuda.DevicePtr) {
 		*p = mean
-		if offset == s.norms[l][runningVar] {
+		if offset == x.at[runningVar] {
 			*p = variance
 		}
 		p.X, p.Momentum = old, momentum
@@ -132,22 +128,22 @@ func (n batchNorm) update(s *step, l int, momentum float32, to func(p *normParam
 	})
 }
 
-func (n batchNorm) take(s *step, l int) error {
-	return n.running(s, l, func(p *normParams, offset int64, old, now cuda.DevicePtr) {
-		*p = normParams{Rows: 1, Cols: s.dims[l+1], Share: 1, Momentum: batchMomentum,
+func (n batchNorm) take(s *step, x *normSite) error {
+	return n.running(s, x, func(p *normParams, offset int64, old, now cuda.DevicePtr) {
+		*p = normParams{Rows: 1, Cols: x.cols, Share: 1, Momentum: batchMomentum,
 			Sum: s.sum + cuda.DevicePtr(offset*4), X: old, Out: now, Grad: s.ptr(offset)}
 	})
 }
 
 // seen describes the mean and the variance of a mini-batch, and by how much they change running
 // ones that take a share of momentum.
-func (n batchNorm) seen(s *step, l int, momentum float32) (mean, variance normParams, m float32) {
-	mean = s.normOf(l)
-	n.stats(s, l, &mean)
+func (n batchNorm) seen(s *step, x *normSite, momentum float32) (mean, variance normParams, m float32) {
+	mean = s.normOf(x)
+	n.stats(&mean)
 	variance = mean
 	variance.Sum = mean.Squares
 	switch rows := mean.Rows; {
-	case rows == 1: // one node has no spread
+	case rows <= 1: // one node has no spread
 		momentum = 0
 	case rows > 1: // the variance of all nodes is larger than that of a sample around its own mean
 		variance.Share = float32(1 / float64(rows-1))
@@ -155,12 +151,12 @@ func (n batchNorm) seen(s *step, l int, momentum float32) (mean, variance normPa
 	return mean, variance, momentum
 }
 
-// running enqueues a change of the running mean and of the running variance of a layer, as shape
+// running enqueues a change of the running mean and of the running variance of a place, as shape
 // describes it: at is the tensor's place, old and now the moment that has its value and the one
 // that gets it.
-func (batchNorm) running(s *step, l int, shape func(p *normParams, offset int64, old,
+func (batchNorm) running(s *step, x *normSite, shape func(p *normParams, offset int64, old,
 	now cuda.DevicePtr)) error {
-	for _, offset := range s.norms[l][runningMean : runningVar+1] {
+	for _, offset := range x.at[runningMean : runningVar+1] {
 		var p normParams
 		shape(&p, offset, s.moment(s.adamStep%2, offset), s.moment(1-s.adamStep%2, offset))
 		if err := launch(s, "batch_running", s.blocks(p.Cols, 4096, p.Cols/32), p); err != nil {

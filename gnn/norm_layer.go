@@ -22,7 +22,7 @@ func (layerNorm) Summary() string {
 	return "each node's activations by their own mean and variance"
 }
 func (layerNorm) kernels() []string             { return []string{"layer_norm", "layer_norm_bwd"} }
-func (layerNorm) state(*network, int, *tensors) {}
+func (layerNorm) state(*normSite, *tensors)     {}
 func (layerNorm) floats(rows, cols int64) int64 { return 2 * align(rows) }
 
 func (layerNorm) work(rows, cols int64, backward bool) []Work {
@@ -33,19 +33,19 @@ func (layerNorm) work(rows, cols int64, backward bool) []Work {
 	return []Work{bytesWork(2 * 4 * rows * cols)}
 }
 
-// stats places the sums and spreads of rows.
-func (layerNorm) stats(s *step, l int, p *normParams) {
-	p.Sum, p.Share = s.plan.ptr(s.plan.layers[l].norm), float32(1/float64(p.Cols))
+// stats places the spreads of rows behind the sums.
+func (layerNorm) stats(p *normParams) {
+	p.Share = float32(1 / float64(p.Cols))
 	p.Spread = p.Sum + cuda.DevicePtr(4*align(p.Rows))
 }
 
-func (n layerNorm) forward(s *step, l int, p normParams) error {
-	n.stats(s, l, &p)
+func (n layerNorm) forward(s *step, _ *normSite, p normParams) error {
+	n.stats(&p)
 	return launch(s, "layer_norm", s.blocks(p.Rows, 16, p.Rows), p)
 }
 
-func (n layerNorm) backward(s *step, l int, p normParams) error {
-	n.stats(s, l, &p)
+func (n layerNorm) backward(s *step, _ *normSite, p normParams) error {
+	n.stats(&p)
 	if err := launch(s, "layer_norm_bwd", s.blocks(p.Rows, 16, p.Rows),
 		p); err != nil {
 		return err
@@ -53,9 +53,9 @@ func (n layerNorm) backward(s *step, l int, p normParams) error {
 	return s.scaleGradients(&p)
 }
 
-func (layerNorm) finish(*step, int) error { return nil }
-func (layerNorm) leave(*step, int) error  { return nil }
-func (layerNorm) take(*step, int) error   { return nil }
+func (layerNorm) finish(*step, *normSite) error { return nil }
+func (layerNorm) leave(*step, *normSite) error  { return nil }
+func (layerNorm) take(*step, *normSite) error   { return nil }
 
 // layerNormForward computes Out[i] = Gamma · (X[i] - mean) · Spread[i] + Beta, and leaves Sum[i] =
 // Σ X[i] and Spread. Sums have the order of simd's Dot. Out may be X.

@@ -268,6 +268,8 @@ func referenceActivation(cfg *ModelConfig, x float64) float64 {
 			return math.Expm1(x)
 		}
 		return x
+	case "leaky":
+		return max(x, x/100)
 	case "gelu":
 		return x / 2 * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(x+0.044715*x*x*x)))
 	}

@@ -82,7 +82,7 @@ func layoutRelations(n *network, blocks []graph.Block, train bool, p *plan) {
 		} else {
 			means, part = max(means, lists*in), max(part, b.NumDst*out)
 		}
-		if train && l > 0 {
+		if train && n.hidden(l) {
 			back, self = max(back, lists*in), max(self, max(b.NumDst, min(lists, b.NumSrc))*in)
 		}
 	}
@@ -95,7 +95,11 @@ func layoutRelations(n *network, blocks []graph.Block, train bool, p *plan) {
 	p.part = p.take(part)
 	if train {
 		p.weights, p.dAgg, p.dSelf = p.take(weights), p.take(back), p.take(self)
-		layoutTranspose(n, blocks, 1, p)
+		first := 1
+		if n.hidden(0) {
+			first = 0
+		}
+		layoutTranspose(n, blocks, first, p)
 	}
 }
 
@@ -126,8 +130,9 @@ func (s *step) addRelation(l, r int, run typeRun, weight, bias cuda.DevicePtr) e
 // relationMeansGrad enqueues the gradient by the means of relation r, whose matrix is weight.
 func (s *step) relationMeansGrad(l, r int, runs []typeRun, dz, weight cuda.DevicePtr) error {
 	stride, out := s.dims[l], s.dims[l+1]
+	width := s.cfg.typeWidth(l, s.cfg.Schema.Relations[r].Src)
 	for _, run := range runs {
-		if err := s.gemm(opNT, &gemmParams{M: run.n, N: stride, K: out, LDA: out, LDB: out,
+		if err := s.gemm(opNT, &gemmParams{M: run.n, N: width, K: out, LDA: out, LDB: out,
 			LDC: stride, A: row(dz, run.row, out), B: weight,
 			C: row(s.plan.ptr(s.plan.dAgg), s.block(l).Lists[r].First+run.list,
 				stride)}); err != nil {
@@ -137,7 +142,7 @@ func (s *step) relationMeansGrad(l, r int, runs []typeRun, dz, weight cuda.Devic
 	return nil
 }
 
-// relationInputGrad enqueues the gradient by the input h of layer l > 0, in its place, from those
+// relationInputGrad enqueues the gradient by the input h of layer l, in its place, from those
 // by the means and, where own is set, those by the rows' own part, which own enqueues to dSelf.
 func (s *step) relationInputGrad(l int, h cuda.DevicePtr, own func(to cuda.DevicePtr) error) error {
 	b, stride := s.block(l), s.dims[l]

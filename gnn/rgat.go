@@ -40,7 +40,7 @@ func (rgat) Check(c *ModelConfig) error {
 	case c.Bases != 0:
 		return errs.New(errs.Usage, "bases are an option of model rgcn")
 	}
-	return cmp.Or(c.noLoops(), c.noEps(), gat{}.checkHeads(c), c.plainBetween())
+	return cmp.Or(c.noLoops(), c.noEps(), gat{}.checkHeads(c))
 }
 
 // widths of relation r's rows in layer l.
@@ -127,7 +127,7 @@ func (m rgat) layoutTyped(n *network, mb *graph.MiniBatch, train bool, p *plan) 
 		}
 		heads = max(heads, n.cfg.headsOf(l))
 		wide, depth = max(wide, n.cfg.headsOf(l)*gat{}.headWidth(&n.cfg, l)), max(depth, n.dims[l])
-		if l > 0 {
+		if n.hidden(l) {
 			dIn = max(dIn, b.NumSrc*n.dims[l])
 		}
 	}
@@ -356,7 +356,7 @@ func (m rgat) forward(s *step, l int, in cuda.DevicePtr) error {
 
 func (m rgat) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 	in, out, q := s.dims[l], s.dims[l+1], &s.plan.rgat
-	if l > 0 {
+	if s.hidden(l) {
 		if err := s.zero(s.plan.ptr(q.dIn), s.block(l).NumSrc, in); err != nil {
 			return err
 		}
@@ -379,7 +379,7 @@ func (m rgat) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 			}
 		}
 	}
-	if l == 0 {
+	if !s.hidden(l) {
 		return nil // the gradient of the features is not needed
 	}
 	rows := s.block(l).NumSrc
@@ -459,18 +459,19 @@ func (x *rgatRelation) inputGrad(s *step, h, dZ cuda.DevicePtr) error {
 		ofDst = nil
 	}
 	if err := s.partGrad(append(ofDst, ofSrc...), src, x.in, x.wide,
-		s.grad(x.p.weight)); err != nil || x.l == 0 {
+		s.grad(x.p.weight)); err != nil || !s.hidden(x.l) {
 		return err
 	}
 	for i, runs := range [][]typeRun{x.dst, x.src} {
-		weight, first := x.p.weightDst, int64(0)
+		weight, width, first := x.p.weightDst, dst, int64(0)
 		if i > 0 {
-			weight, first = x.p.weight, x.dsts
+			weight, width, first = x.p.weight, src, x.dsts
 		}
 		for _, run := range runs {
 			part := s.plan.ptr(s.plan.part)
-			if err := s.inputGrad(run.n, x.in, x.wide, row(dZ, first+run.list, x.wide), weight,
-				part); err != nil {
+			if err := s.gemm(opNT, &gemmParams{M: run.n, N: width, K: x.wide, LDA: x.wide,
+				LDB: x.wide, LDC: x.in, A: row(dZ, first+run.list, x.wide), B: s.ptr(weight),
+				C: part}); err != nil {
 				return err
 			}
 			if err := s.addRows(row(s.plan.ptr(s.plan.rgat.dIn), run.row, x.in), part, run.n,

@@ -1,6 +1,7 @@
 package gnn
 
 import (
+	"cmp"
 	"fmt"
 
 	"helios/cuda"
@@ -28,16 +29,7 @@ func (rgcn) Check(c *ModelConfig) error {
 	if !c.rooted() {
 		return errs.New(errs.Usage, "model rgcn has a node's own features in its sum: leave {root} out")
 	}
-	if c.Schema != nil {
-		for _, t := range c.Schema.Types {
-			if t.Dim != c.InDim {
-				return errs.New(errs.Capability,
-					"model rgcn has one matrix for all types, and rows of type %s have %d features of %d; use {model} rsage",
-					t.Name, t.Dim, c.InDim)
-			}
-		}
-	}
-	return c.noBetween()
+	return cmp.Or(c.equalWidths("model rgcn"), c.noLoops(), c.noEps(), c.noAttention())
 }
 
 func (rgcn) Floats(c *ModelConfig, l int) int64 {
@@ -45,6 +37,9 @@ func (rgcn) Floats(c *ModelConfig, l int) int64 {
 		return 0
 	}
 	in, out, r := c.width(l), c.width(l+1), int64(len(c.Schema.Relations))
+	if l == 0 && c.Featureless {
+		in = c.Schema.First(len(c.Schema.Types))
+	}
 	if b := int64(c.Bases); b > 0 {
 		return in*out*(b+1) + r*b + out
 	}
@@ -56,7 +51,9 @@ func (rgcn) Backward(c *ModelConfig, l int, b BlockShape) []Work {
 	return sage{}.Backward(c, l, b)
 }
 
-func (rgcn) kernels(gpu bool) []string { return relationKernels(gpu) }
+func (rgcn) kernels(gpu bool) []string {
+	return append(relationKernels(gpu), "relation_lists", "bias_act")
+}
 
 // The places of a layer's parameters; of the relations' matrices there is one for each, or, with
 // bases, the matrices V one in a row, and then a.
@@ -67,6 +64,10 @@ const (
 )
 
 func (rgcn) declare(n *network, l int, t *tensors) {
+	if n.featureless(l) {
+		n.declareFeatureless(t)
+		return
+	}
 	in, out := n.dims[l], n.dims[l+1]
 	places := []int64{
 		t.add(fmt.Sprintf("layer%d.self.weight", l), in, out, glorot(in, out)),
@@ -89,6 +90,9 @@ func (rgcn) declare(n *network, l int, t *tensors) {
 
 func (rgcn) layout(n *network, blocks []graph.Block, train bool, p *plan) {
 	layoutRelations(n, blocks, train, p)
+	if n.cfg.Featureless {
+		n.layoutFeatureless(&blocks[n.cfg.Layers-1], train, p)
+	}
 	if n.cfg.Bases == 0 {
 		return
 	}
@@ -146,6 +150,9 @@ func (m rgcn) combineGrad(s *step, l int) error {
 }
 
 func (m rgcn) forward(s *step, l int, in cuda.DevicePtr) error {
+	if s.featureless(l) {
+		return s.featurelessForward()
+	}
 	if err := s.relationMeans(l, in); err != nil {
 		return err
 	}
@@ -171,6 +178,9 @@ func (m rgcn) forward(s *step, l int, in cuda.DevicePtr) error {
 }
 
 func (m rgcn) backward(s *step, l int, h, dz cuda.DevicePtr) error {
+	if s.featureless(l) {
+		return s.featurelessBackward(dz)
+	}
 	places, rows, stride, out := s.layers[l], s.block(l).NumDst, s.dims[l], s.dims[l+1]
 	if err := s.weightGrad(rows, stride, out, h, dz, places[rgcnRoot]); err != nil {
 		return err
@@ -178,7 +188,7 @@ func (m rgcn) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 	if err := s.columnGrad(rows, out, dz, places[rgcnBias]); err != nil {
 		return err
 	}
-	if l > 0 && s.cfg.Bases > 0 { // the layer above has used their place
+	if s.hidden(l) && s.cfg.Bases > 0 { // the layer above has used their place
 		if err := m.combine(s, l); err != nil {
 			return err
 		}
@@ -191,7 +201,7 @@ func (m rgcn) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 				m.weightGrad(s, l, r)); err != nil {
 				return err
 			}
-			if l == 0 {
+			if !s.hidden(l) {
 				continue // the gradient of the features is not needed
 			}
 			if err := s.relationMeansGrad(l, r, runs, dz, m.weight(s, l, r)); err != nil {
@@ -199,7 +209,7 @@ func (m rgcn) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 			}
 		}
 	}
-	if err := m.combineGrad(s, l); err != nil || l == 0 {
+	if err := m.combineGrad(s, l); err != nil || !s.hidden(l) {
 		return err
 	}
 	return s.relationInputGrad(l, h, func(to cuda.DevicePtr) error {

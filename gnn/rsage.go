@@ -2,8 +2,8 @@ package gnn
 
 import (
 	"cmp"
-
 	"fmt"
+	"slices"
 
 	"helios/cuda"
 	"helios/graph"
@@ -31,22 +31,20 @@ func (rsage) Check(c *ModelConfig) error {
 	if c.Bases != 0 {
 		return errs.New(errs.Usage, "bases are an option of model rgcn")
 	}
-	return c.noBetween()
-}
-
-// noBetween refuses what models of typed graphs do not have.
-func (c *ModelConfig) noBetween() error {
-	if err := c.plainBetween(); err != nil {
-		return err
-	}
 	return cmp.Or(c.noLoops(), c.noEps(), c.noAttention())
 }
 
-func (c *ModelConfig) plainBetween() error {
-	if c.Residual || c.Norm != "" && c.Norm != NoNorm {
-		return errs.New(errs.Capability,
-			"model %s has neither a residual connection nor a normalisation; leave them out",
-			c.Model)
+// equalWidths refuses rows of several widths where something has one matrix for all types.
+func (c *ModelConfig) equalWidths(what any) error {
+	if c.Schema == nil {
+		return nil
+	}
+	for _, t := range c.Schema.Types {
+		if t.Dim != c.InDim {
+			return errs.New(errs.Capability,
+				"%v has one matrix for all types, and rows of type %s have %d features of %d",
+				what, t.Name, t.Dim, c.InDim)
+		}
 	}
 	return nil
 }
@@ -63,7 +61,7 @@ func (rsage) Floats(c *ModelConfig, l int) (n int64) {
 	}
 	out := c.width(l + 1)
 	for t := range c.Schema.Types {
-		if c.rooted() {
+		if c.rooted() && (t == 0 || !c.ShareTypes) {
 			n += c.typeWidth(l, t) * out
 		}
 	}
@@ -102,9 +100,14 @@ func (rsage) declare(n *network, l int, t *tensors) {
 	c, out := &n.cfg, n.dims[l+1]
 	var roots, weights, biases []int64
 	for k, kind := range c.Schema.Types {
-		if in := c.typeWidth(l, k); c.rooted() {
-			name := fmt.Sprintf("layer%d.%s.self.weight", l, kind.Name)
+		in, name := c.typeWidth(l, k), fmt.Sprintf("layer%d.%s.self.weight", l, kind.Name)
+		switch {
+		case !c.rooted():
+		case !c.ShareTypes:
 			roots = append(roots, t.add(name, in, out, glorot(in, out)))
+		case k == 0:
+			shared := t.add(fmt.Sprintf("layer%d.self.weight", l), in, out, glorot(in, out))
+			roots = slices.Repeat([]int64{shared}, len(c.Schema.Types))
 		}
 	}
 	for r, relation := range c.Schema.Relations {
@@ -161,10 +164,15 @@ func (m rsage) sums(s *step, l, t int, in cuda.DevicePtr, run typeRun) error {
 
 func (m rsage) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 	p, stride, out := m.params(s, l), s.dims[l], s.dims[l+1]
+	if p.root != nil && s.cfg.ShareTypes {
+		if err := s.weightGrad(s.block(l).NumDst, stride, out, h, dz, p.root[0]); err != nil {
+			return err
+		}
+	}
 	for t := range s.cfg.Schema.Types {
 		runs := s.runs(l, t)
 		own := func(run typeRun) cuda.DevicePtr { return row(h, run.row, stride) }
-		if p.root != nil {
+		if p.root != nil && !s.cfg.ShareTypes {
 			if err := s.runGrad(runs, s.cfg.typeWidth(l, t), stride, out, own, dz,
 				s.grad(p.root[t])); err != nil {
 				return err
@@ -179,7 +187,7 @@ func (m rsage) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 			if err := s.runBiasGrad(runs, out, dz, s.grad(p.bias[r])); err != nil {
 				return err
 			}
-			if l == 0 {
+			if !s.hidden(l) {
 				continue // the gradient of the features is not needed
 			}
 			if err := s.relationMeansGrad(l, r, runs, dz, s.ptr(p.weight[r])); err != nil {
@@ -188,7 +196,7 @@ func (m rsage) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 		}
 	}
 	switch {
-	case l == 0:
+	case !s.hidden(l):
 		return nil
 	case p.root == nil:
 		return s.relationInputGrad(l, h, nil)
@@ -196,8 +204,9 @@ func (m rsage) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 	return s.relationInputGrad(l, h, func(to cuda.DevicePtr) error {
 		for t := range s.cfg.Schema.Types {
 			for _, run := range s.runs(l, t) {
-				if err := s.inputGrad(run.n, stride, out, row(dz, run.row, out), p.root[t],
-					row(to, run.row, stride)); err != nil {
+				if err := s.gemm(opNT, &gemmParams{M: run.n, N: s.cfg.typeWidth(l, t), K: out, LDA: out,
+					LDB: out, LDC: stride, A: row(dz, run.row, out), B: s.ptr(p.root[t]),
+					C: row(to, run.row, stride)}); err != nil {
 					return err
 				}
 			}

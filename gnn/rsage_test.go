@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -30,12 +31,15 @@ type typedReference struct {
 	Labels          []int32
 	Hidden, Classes int
 	Cases           []struct {
-		Model, Root   string
-		Bases, Heads  int
-		Dim           int // the only features of a row, of all types
-		Logits        flatTensor
-		Loss          float64
-		Params, Grads map[string]flatTensor
+		Model, Root  string
+		Bases, Heads int
+		Dim          int // the only features of a row, of all types
+		// Settings of what is between layers; Train: of a training step alone.
+		Embed, Residual, Norm, Activation, Head string
+		Featureless, Share, Train               bool
+		Logits                                  flatTensor
+		Loss                                    float64
+		Params, Grads                           map[string]flatTensor
 	}
 }
 
@@ -103,16 +107,20 @@ func typedRig(t testing.TB, dev cuda.Device, topo *graph.Topology, fanouts []int
 		stride = max(stride, kind.Dim)
 	}
 	nodes := cuda.View[int64](g.mb.Nodes.Ptr(), g.mb.HopEnd[len(fanouts)])
-	x := make([]float32, len(nodes)*stride)
+	rows := cuda.View[int64](g.mb.RowNumbers().Ptr(), g.mb.RowCount(len(fanouts)))
+	x, row := make([]float32, max(len(rows)*stride, 1)), 0
 	for h := range g.mb.TypeEnd {
 		for kind := range topo.Schema.Types {
 			lo, hi := g.mb.TypeRange(h, kind)
-			for i := lo; i < hi; i++ {
+			for i := lo; i < hi && topo.Schema.Types[kind].Dim > 0; i++ {
+				require.Equal(t, nodes[i], rows[row])
 				for c := range topo.Schema.Types[kind].Dim {
-					x[int(i)*stride+c] = feature(kind, nodes[i]-topo.Schema.First(kind), c)
+					x[row*stride+c] = feature(kind, nodes[i]-topo.Schema.First(kind), c)
 				}
+				row++
 			}
 		}
+		require.EqualValues(t, row, g.mb.RowCount(h))
 	}
 	g.x, g.labels = floats(t, dev, x), alloc(t, dev, int64(len(labels))*4)
 	copy(cuda.View[int32](g.labels.Ptr(), int64(len(labels))), labels)
@@ -124,14 +132,18 @@ func typedRig(t testing.TB, dev cuda.Device, topo *graph.Topology, fanouts []int
 func TestTypedModelsEqualPyG(t *testing.T) {
 	ref := readTypedReference()
 	for _, c := range ref.Cases {
-		topo, dim := ref.topology(t), 5
+		topo, dim := ref.topology(t), 0
 		for i := range topo.Schema.Types {
-			if dim = cmp.Or(c.Dim, dim); c.Dim > 0 {
-				topo.Schema.Types[i].Dim = c.Dim
+			kind := &topo.Schema.Types[i]
+			if kind.Dim = cmp.Or(c.Dim, kind.Dim); strings.Contains(c.Embed, kind.Name) ||
+				c.Featureless {
+				kind.Dim = 0
 			}
+			dim = max(dim, kind.Dim)
 		}
 		for _, sms := range []int{1, 3} {
-			name := fmt.Sprintf("%s %s %d %d %d", c.Model, c.Root, c.Bases, c.Dim, sms)
+			name := fmt.Sprint(c.Model, c.Root, c.Bases, c.Dim, c.Embed, c.Residual, c.Norm, c.Head,
+				c.Featureless, sms)
 			t.Run(name, func(t *testing.T) {
 				g := typedRig(t, host(t, sms), topo, []int{-1, -1}, ref.Seeds, ref.Labels,
 					func(kind int, node int64, column int) float32 {
@@ -139,29 +151,40 @@ func TestTypedModelsEqualPyG(t *testing.T) {
 						return f.Values[int(node)*f.Cols+column]
 					})
 				m := g.model(t, ModelConfig{ModelSettings: ModelSettings{Model: c.Model,
-					Root: c.Root, Bases: c.Bases, Heads: c.Heads,
-					Hidden: ref.Hidden}, InDim: dim, Classes: ref.Classes, Layers: 2,
+					Root: c.Root, Bases: c.Bases, Heads: c.Heads, Embed: c.Embed,
+					Featureless: c.Featureless, Residual: c.Residual != "",
+					ResidualLinear: c.Residual == "linear", Norm: c.Norm, ShareTypes: c.Share,
+					Activation: c.Activation, Head: c.Head, Hidden: ref.Hidden}, InDim: dim, Classes: ref.Classes, Layers: 2,
 					Schema: topo.Schema})
-				require.Len(t, m.Params(), len(c.Params))
-				for _, p := range m.Params() {
+				learnt := m.Params()
+				for len(learnt) > 0 && strings.Contains(learnt[len(learnt)-1].Name, "running") {
+					learnt = learnt[:len(learnt)-1]
+				}
+				require.Len(t, learnt, len(c.Params))
+				for _, p := range learnt {
 					want, ok := c.Params[p.Name]
 					require.True(t, ok, "parameter %s", p.Name)
 					require.Equal(t, []int{want.Rows, want.Cols}, []int{p.Rows, p.Cols}, p.Name)
 					copy(f32(p.Value), want.Values)
 				}
-				require.NoError(t, m.Infer(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr()))
-				loss, _, counted, err := m.Outcome(g.ctx, g.stream)
-				require.NoError(t, err)
-				require.Equal(t, int64(len(ref.Labels)), counted)
-				require.InEpsilon(t, c.Loss, loss, 1e-5)
-				logits := make([]float32, len(c.Logits.Values))
-				require.NoError(t, m.Logits(g.ctx, g.stream, logits))
-				requireNear(t, "logits", c.Logits.Values, logits)
-				require.NoError(t, m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(), Step{LR: 0}))
-				loss, _, _, err = m.Outcome(g.ctx, g.stream)
-				require.NoError(t, err)
-				require.InEpsilon(t, c.Loss, loss, 1e-5)
-				for i, p := range m.Params() {
+				for _, train := range []bool{false, true} {
+					if !train && c.Train {
+						continue
+					}
+					err := m.Infer(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr())
+					if train {
+						err = m.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(), Step{LR: 0})
+					}
+					require.NoError(t, err)
+					loss, _, counted, err := m.Outcome(g.ctx, g.stream)
+					require.NoError(t, err)
+					require.Equal(t, int64(len(ref.Labels)), counted)
+					require.InEpsilon(t, c.Loss, loss, 1e-5)
+					logits := make([]float32, len(c.Logits.Values))
+					require.NoError(t, m.Logits(g.ctx, g.stream, logits))
+					requireNear(t, "logits", c.Logits.Values, logits)
+				}
+				for i, p := range learnt {
 					offset := int64(m.Params()[i].Value.Ptr()-m.params.ptr(0)) / 4
 					requireNear(t, p.Name, c.Grads[p.Name].Values,
 						cuda.View[float32](m.params.grad(offset), int64(p.Rows*p.Cols)))
@@ -196,24 +219,28 @@ func TestRSageOfOneTypeIsSage(t *testing.T) {
 	}
 	h := typedRig(t, g.dev, typed, []int{5, 4, 3}, seeds, g.y,
 		func(_ int, node int64, column int) float32 { return float32(g.features[node][column]) })
-	cfg := ModelConfig{ModelSettings: ModelSettings{Model: "sage", Hidden: 24, Dropout: 0.3,
-		FeatureDropout: 0.1}, InDim: 13, Classes: 5, Layers: 3, Seed: 9}
-	a := g.model(t, cfg)
-	cfg.Model, cfg.Schema = "rsage", s
-	b := h.model(t, cfg)
-	for i := range 3 {
-		st := Step{Seed: 3, Epoch: 1, Batch: i, LR: 0.01, WeightDecay: 0.001}
-		require.NoError(t, a.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(), st))
-		require.NoError(t, b.Train(h.stream, h.mb, h.x.Ptr(), h.labels.Ptr(), st))
-		lossA, _, _, err := a.Outcome(g.ctx, g.stream)
-		require.NoError(t, err)
-		lossB, _, _, err := b.Outcome(h.ctx, h.stream)
-		require.NoError(t, err)
-		require.Equal(t, lossA, lossB)
-	}
-	for i, p := range a.Params() {
-		require.Equal(t, f32(p.Value), f32(b.Params()[i].Value), "%s and %s", p.Name,
-			b.Params()[i].Name)
+	for _, set := range []ModelSettings{{},
+		{Norm: "layer", ResidualLinear: true, Head: headLinear, Activation: "leaky"},
+		{Norm: "batch", Residual: true, Head: headMLP}, {Head: headLinear}} {
+		set.Model, set.Hidden, set.Dropout, set.FeatureDropout = "sage", 24, 0.3, 0.1
+		cfg := ModelConfig{ModelSettings: set, InDim: 13, Classes: 5, Layers: 3, Seed: 9}
+		a := g.model(t, cfg)
+		cfg.Model, cfg.Schema = "rsage", s
+		b := h.model(t, cfg)
+		for i := range 3 {
+			st := Step{Seed: 3, Epoch: 1, Batch: i, LR: 0.01, WeightDecay: 0.001}
+			require.NoError(t, a.Train(g.stream, g.mb, g.x.Ptr(), g.labels.Ptr(), st))
+			require.NoError(t, b.Train(h.stream, h.mb, h.x.Ptr(), h.labels.Ptr(), st))
+			lossA, _, _, err := a.Outcome(g.ctx, g.stream)
+			require.NoError(t, err)
+			lossB, _, _, err := b.Outcome(h.ctx, h.stream)
+			require.NoError(t, err)
+			require.Equal(t, lossA, lossB)
+		}
+		for i, p := range a.Params() {
+			require.Equal(t, f32(p.Value), f32(b.Params()[i].Value), "%s and %s", p.Name,
+				b.Params()[i].Name)
+		}
 	}
 }
 
@@ -230,8 +257,16 @@ func TestTypedModelsAreRefused(t *testing.T) {
 	}{
 		{ModelSettings{Model: "rsage"}, nil, errs.Capability, "this graph has no types"},
 		{ModelSettings{Model: "gat"}, s, errs.Capability, "this graph has types"},
-		{ModelSettings{Model: "rsage", Norm: "batch"}, s, errs.Capability, "normalisation"},
-		{ModelSettings{Model: "rsage", Residual: true}, s, errs.Capability, "residual"},
+		{ModelSettings{Model: "rsage", Embed: "64"}, s, errs.Usage, "the nodes have rows"},
+		{ModelSettings{Model: "rsage", Embed: "paper=64"}, s, errs.Usage, "no such type"},
+		{ModelSettings{Model: "rsage", Embed: "x"}, s, errs.Usage, "give a width"},
+		{ModelSettings{Model: "rsage", Featureless: true}, s, errs.Usage, "model rgcn"},
+		{ModelSettings{Model: "rgcn", Featureless: true, Residual: true}, s, errs.Usage, "residual"},
+		{ModelSettings{Model: "rgcn", Featureless: true, EmbedMemory: 16}, s, errs.Capability,
+			"embed-memory"},
+		{ModelSettings{Model: "sage", ShareTypes: true}, nil, errs.Usage, "share-types"},
+		{ModelSettings{Model: "sage", Embed: "64"}, nil, errs.Usage, "no types"},
+		{ModelSettings{Model: "rsage", Head: "tail"}, s, errs.Usage, "head"},
 		{ModelSettings{Model: "rsage", Root: "both"}, s, errs.Usage, "root"},
 		{ModelSettings{Model: "rsage", LearnEps: true}, s, errs.Usage, "gin"},
 		{ModelSettings{Model: "sage", Root: "none"}, nil, errs.Usage, "rsage"},

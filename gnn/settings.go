@@ -16,6 +16,11 @@ type ModelSettings struct {
 	Activation string `option:"activation" group:"Model" use:"setting" oneof:"@activations" print:"yes" omit:"relu" usage:"function between layers"`
 	Norm       string `option:"norm" group:"Model" use:"setting" oneof:"@norms" print:"yes" omit:"none" usage:"normalisation before it"`
 	Residual   bool   `option:"residual" group:"Model" use:"setting" print:"yes" omit:"false" usage:"add a layer's input to its sums, through a matrix where the widths differ"`
+	// It has Residual's place.
+	ResidualLinear bool   `option:"residual-linear" group:"Model" use:"setting" print:"yes" omit:"false" usage:"add a layer's input to its sums, through a matrix and a bias in every layer"`
+	Head           string `option:"head" group:"Model" use:"setting" oneof:"@heads" print:"yes" omit:"none" usage:"what makes outputs of the last layer, which then is as wide as the others: none, its own sums are they; linear, a matrix; mlp, two matrices with batch normalisation, ReLU and dropout between them, behind the norm and activation of a hidden layer"`
+	// Of typed graphs.
+	ShareTypes bool `option:"share-types" group:"Model" use:"setting" print:"yes" omit:"false" usage:"one normalisation, residual matrix and matrix of own features for all types of a typed graph"`
 
 	// Only gcn and gat have SelfLoops: LoopsRemaining or LoopsAlways, which is all that there once
 	// was; empty: the latter.
@@ -33,6 +38,14 @@ type ModelSettings struct {
 
 	// Of rgcn; 0: each relation has a matrix of its own.
 	Bases int `option:"bases" group:"Model" range:"1..4096" shown:"none" print:"yes" omit:"0" usage:"matrices that those of all relations are combined of (model rgcn)"`
+
+	// Of rgcn: rows are not read.
+	Featureless bool `option:"featureless" group:"Model" use:"setting" print:"yes" omit:"false" usage:"nodes are known by their numbers alone, whatever rows they have: the first layer's matrices have a row for each (model rgcn)"`
+
+	// Of models of typed graphs; "": no table.
+	Embed string `option:"embed" group:"Model" use:"setting" print:"yes" omit:"" arg:"WIDTH" usage:"learn a table of WIDTH numbers for each node of a type without rows; TYPE=WIDTH;…: by type"`
+	// EmbedMemory is 0 where nothing is refused.
+	EmbedMemory int64 `option:"embed-memory" group:"Model" size:"1MiB" shown:"4GiB" arg:"SIZE" usage:"SIZE of device memory that tables of {embed} and {featureless} may take, with gradients and Adam's moments"`
 
 	// Of gin: ε is learned, else 0.
 	LearnEps bool `option:"learn-eps" group:"Model" use:"setting" print:"yes" omit:"false" usage:"learn the weight of a node in its own sum (model gin), else 1"`
@@ -60,7 +73,7 @@ type LossSettings struct {
 	LabelSmoothing float64 `option:"label-smoothing" group:"Model" share:"yes" below:"1" print:"yes" omit:"0" usage:"share of a label that goes to all classes alike; of several labels, so much nearer to one half"`
 }
 
-var _ = options.Define("models", Models) && options.Define("roots", Roots) &&
+var _ = options.Define("models", Models) && options.Define("roots", Roots) && options.Define("heads", Heads) &&
 	options.Define("activations", Activations) && options.Define("norms", Norms) &&
 	options.Define("model-loops", func() []string { return Loops }) &&
 	options.Define("optimizers", Optimizers) && options.Define("losses", Losses) &&

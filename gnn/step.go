@@ -97,17 +97,23 @@ func (s *step) transpose(name string, a *aggParams) error {
 // forward enqueues the layers and the loss, whose mean goes to outcome.
 func (s *step) forward(x, labels, outcome cuda.DevicePtr) (last lastRun, err error) {
 	L, p := s.cfg.Layers, &s.plan
-	in := x
+	var in cuda.DevicePtr
 	if s.set != nil && s.cfg.FeatureDropout > 0 {
-		if err := s.dropInput(x, s.block(0).NumSrc); err != nil {
+		if err := s.dropInput(x, s.mb.RowCount(L)); err != nil {
 			return last, err
 		}
+	}
+	if in, err = s.input(x); err != nil {
+		return last, err
 	}
 	for l := range L {
 		if err := s.layerForward(l, in); err != nil {
 			return last, err
 		}
 		in = p.ptr(p.layers[l].out)
+	}
+	if in, err = s.headForward(in); err != nil {
+		return last, err
 	}
 	return s.lossOf(in, labels, outcome)
 }
@@ -141,7 +147,7 @@ func (s *step) layerBackward(l int, h, dh cuda.DevicePtr) error {
 	if err != nil {
 		return err
 	}
-	if err := s.arch.backward(s, l, h, dz); err != nil || l == 0 || !s.cfg.Residual {
+	if err := s.arch.backward(s, l, h, dz); err != nil || !s.hidden(l) || !s.cfg.residual() {
 		return err
 	}
 	return s.skipBwd(l, h, dz)
@@ -150,17 +156,27 @@ func (s *step) layerBackward(l int, h, dh cuda.DevicePtr) error {
 // backward enqueues the gradients of all parameters.
 func (s *step) backward(x cuda.DevicePtr) error {
 	d := s.plan.ptr(s.plan.logitGrad)
+	if s.cfg.headed() {
+		in := s.plan.ptr(s.plan.layers[s.cfg.Layers-1].out)
+		if err := s.headBackward(in, d); err != nil {
+			return err
+		}
+		d = in
+	}
 	for l := s.cfg.Layers - 1; l >= 0; l-- {
 		h := x // the layer's input
-		if l > 0 {
+		switch {
+		case l > 0:
 			h = s.plan.ptr(s.plan.layers[l-1].out)
+		case s.learnsInput():
+			h = s.plan.ptr(s.plan.input)
 		}
 		if err := s.layerBackward(l, h, d); err != nil {
 			return err
 		}
 		d = h
 	}
-	return nil
+	return s.tableGrad(d)
 }
 
 // adam enqueues the optimiser's step number adamStep+1 with a gradient, whose norm it measures.

@@ -59,18 +59,28 @@ func (c *ModelConfig) LayerBackward(l int, b BlockShape) []Work {
 	return append(c.betweenWork(l, b, true), arch.Backward(c, l, b)...)
 }
 
-// LayerFloats counts the parameters of layer l.
+// LayerFloats counts the parameters of layer l, those of a head with the last one's.
 func (c *ModelConfig) LayerFloats(l int) int64 {
 	arch, err := ArchOf(c.Model)
 	if err != nil {
 		return 0
 	}
 	n := arch.Floats(c, l)
-	if c.Residual && c.width(l) != c.width(l+1) {
-		n += c.width(l) * c.width(l+1)
+	for _, kind := range c.kinds() {
+		if c.residual() && c.projects(l, kind) {
+			n += c.kindWidth(l, kind) * c.width(l+1)
+		}
+		if c.ResidualLinear {
+			n += c.width(l + 1)
+		}
+		if norm, _ := NormOf(c.Norm); norm != nil && !c.bare(l) {
+			n += 2 * c.width(l+1)
+		}
 	}
-	if norm, _ := NormOf(c.Norm); norm != nil && l < c.Layers-1 {
-		n += 2 * c.width(l+1)
+	if in := c.width(l + 1); l == c.Layers-1 && c.headed() {
+		if n += (in + 1) * int64(c.Classes); c.Head == headMLP {
+			n += in*in + 3*in
+		}
 	}
 	return n
 }
@@ -81,17 +91,21 @@ func (c *ModelConfig) betweenWork(l int, b BlockShape, backward bool) []Work {
 	in, out := c.width(l), c.width(l+1)
 	rows := func(matrices, width int64) Work { return bytesWork(matrices * 4 * b.Dst * width) }
 	var w []Work
-	if c.Residual && (!backward || l > 0) {
-		if in != out {
+	matrix := in != out || c.ResidualLinear
+	if c.residual() && (!backward || l > 0) {
+		if matrix {
 			w = append(w, productWork(b.Dst, out, in, 1))
 		}
 		w = append(w, rows(3, out))
 	}
-	if c.Residual && backward && in != out {
+	if c.residual() && backward && matrix {
 		w = append(w, productWork(in, out, b.Dst, 1))
 	}
 	norm, _ := NormOf(c.Norm)
-	if l == c.Layers-1 || norm == nil && !c.Residual &&
+	if l == c.Layers-1 && c.headed() {
+		w = append(w, c.headWork(b.Dst, backward)...)
+	}
+	if c.bare(l) || norm == nil && !c.residual() && c.Head != headMLP &&
 		(c.Activation == "" || c.Activation == DefaultActivation) {
 		return w
 	}
@@ -102,4 +116,20 @@ func (c *ModelConfig) betweenWork(l int, b BlockShape, backward bool) []Work {
 		return append(w, rows(3, out))
 	}
 	return append(w, rows(2, out))
+}
+
+// headWork is that of a head over so many rows.
+func (c *ModelConfig) headWork(rows int64, backward bool) (w []Work) {
+	in, out := int64(c.Hidden), int64(c.Classes)
+	widths := []int64{out}
+	if c.Head == headMLP {
+		widths = append(widths, in)
+		w = append(batchNorm{}.work(rows, in, backward), bytesWork(2*4*rows*in))
+	}
+	for _, out := range widths {
+		if w = append(w, productWork(rows, out, in, 1)); backward {
+			w = append(w, productWork(in, out, rows, 1))
+		}
+	}
+	return w
 }

@@ -13,6 +13,7 @@ import (
 // plan is the layout of a step's workspace, in floats from its start.
 type plan struct {
 	layers      []layerPlan
+	input       int64 // of layer 0, where it is not what was read
 	logitGrad   int64
 	dSelf, dAgg int64
 	dMid        int64
@@ -20,6 +21,10 @@ type plan struct {
 	relation    int64 // matrices of relations that are made of bases, and their gradients
 	dRelation   int64
 	skip        int64 // see layoutSkips
+	sorted      [3]int64
+	norms       []int64 // statistics of normalisations
+	head        headPlan
+	featureless featurelessPlan
 	gat         gatPlan
 	rgat        rgatPlan
 	tEnd, tDst  int64
@@ -36,9 +41,8 @@ type plan struct {
 }
 
 // layerPlan holds what a layer keeps until its backward pass: its sums h, what its Arch makes of
-// agg, mid and act, the statistics of its normalisation, what that makes of h, and the layer's
-// output. In a fused model, h is the output.
-type layerPlan struct{ h, agg, mid, act, norm, sums, out int64 }
+// agg, mid and act, what its normalisation makes of h, and the layer's output. In a fused model, h is the output.
+type layerPlan struct{ h, agg, mid, act, sums, out int64 }
 
 func (p *plan) take(n int64) int64 {
 	offset := p.size

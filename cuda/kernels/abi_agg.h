@@ -205,6 +205,16 @@ struct BiasActParams {
 static_assert(sizeof(BiasActParams) == 80, "gnn.biasActParams");
 static_assert(__builtin_offsetof(BiasActParams, Drop) == 40, "gnn.biasActParams");
 
+// go: gnn.tableParams
+struct TableParams {
+	u64 Table, Rows;
+	u64 Numbers;
+	i64 N, Cols;
+	i64 TableStride, RowStride;
+	i64 First;
+};
+static_assert(sizeof(TableParams) == 64, "gnn.tableParams");
+
 // go: gnn.actParams
 struct ActParams {
 	u64 X, Grad, Out;

@@ -137,6 +137,165 @@ def run_rgat(dim):
             "params": params, "grads": grads}
 
 
+class Layers:
+    """A model of two layers with learned tables, residual connections, normalisations and a head. Normalisation is over the
+    nodes of a mini-batch's layer: the seeds of the last one, and their in-neighbours over all relations of the one before."""
+
+    def __init__(self, model, embed=None, featureless=False, bases=0, residual=None, norm=None, share=False, activation="relu",
+                 head=None, dim=0, train=False, hidden=HIDDEN):
+        self.case = {k: v for k, v in locals().items() if k != "self" and v} | {"heads": 2 if model == "rgat" else 0}
+        self.case["embed"] = "".join(f"{t}={d};" for t, d in (embed or {}).items())[:-1]
+        self.c, self.params, self.embed, self.dim, self.hidden = dict(locals()), {}, embed or {}, dim, hidden
+        for k in ("model", "featureless", "bases", "residual", "norm", "share", "head"):
+            setattr(self, k, self.c[k])
+        self.act = {"relu": torch.relu, "leaky": torch.nn.functional.leaky_relu, "elu": torch.nn.functional.elu}[activation]
+        self.out = hidden if head else CLASSES
+
+    def new(self, name, *shape, std=0.5):
+        self.params[name] = torch.nn.Parameter(torch.randn(*shape) * std)
+        return self.params[name]
+
+    def of(self, name, module, **renamed):
+        """Takes a PyTorch module's parameters as ours: matrices are [in, out] here."""
+        for p in module.parameters():
+            torch.nn.init.normal_(p, std=0.5)
+        for ours, (theirs, turned) in renamed.items():
+            self.params[name + ours] = (theirs, turned)
+
+    def conv(self, l, x):
+        w = {t: v.shape[1] for t, v in x.items()} if x else {}
+        out = self.hidden if l == 0 else self.out
+        if self.model == "rgcn":
+            return self.rgcn(l, x, out)
+        layer = {}
+        for r in RELATIONS:
+            s, d = w[r[0]], w[r[2]]
+            if self.model == "rsage":
+                c = SAGEConv((s, d), out, aggr="mean", root_weight=False)
+                self.of(f"layer{l}." + ":".join(r), c, **{".neigh.weight": (c.lin_l.weight, True), ".bias": (c.lin_l.bias, False)})
+            else:
+                last = l == 1 and not self.head
+                c = GATConv(s if s == d else (s, d), out if last else out // 2, 2, concat=not last, add_self_loops=False)
+                lin = (c.lin, c.lin) if c.lin is not None else (c.lin_src, c.lin_dst)
+                of = {".weight": (lin[0].weight, True), ".att_src": (c.att_src, None), ".att_dst": (c.att_dst, None), ".bias": (c.bias, False)}
+                if c.lin is None:
+                    of[".weight_dst"] = (lin[1].weight, True)
+                self.of(f"layer{l}." + ":".join(r), c, **of)
+            layer[r] = c
+        sums = HeteroConv(layer, aggr="sum")(x, graph)
+        sums = {t: sums.get(t, torch.zeros(n, out)) for t, (n, _) in TYPES.items()}
+        if self.model == "rsage":
+            own = self.new(f"layer{l}.self.weight", w["paper"], out) if self.share else None
+            sums = {t: v + x[t] @ (own if self.share else self.new(f"layer{l}.{t}.self.weight", w[t], out)) for t, v in sums.items()}
+        return sums
+
+    def rgcn(self, l, x, out):
+        first, total = {"paper": 0, "author": 40, "venue": 65}, 71
+        index = torch.cat([graph[r] + torch.tensor([[first[r[0]]], [first[r[2]]]]) for r in RELATIONS], 1)
+        kind = torch.cat([torch.full((graph[r].shape[1],), i) for i, r in enumerate(RELATIONS)])
+        bare = self.featureless and l == 0
+        x = None if bare else torch.cat([x[t] for t in TYPES])
+        c = RGCNConv(total if bare else x.shape[1], out, len(RELATIONS), num_bases=self.bases or None)
+        of = {"self.weight": (c.root, False), "bias": (c.bias, False)}
+        if self.bases:
+            of |= {"bases": (c.weight, "flat"), "coefficients": (c.comp, False)}
+        elif bare:
+            of["neigh.weight"] = (c.weight, "flat")
+        self.of(f"layer{l}.", c, **of)
+        if not self.bases and not bare:
+            for i, r in enumerate(RELATIONS):
+                self.params[f"layer{l}." + ":".join(r) + ".neigh.weight"] = (c.weight, i)
+        z = c(x, index, kind)
+        return {t: z[first[t]:first[t] + n] for t, (n, _) in TYPES.items()}
+
+    def normalise(self, name, x, rows):
+        """Normalises the rows of several types together."""
+        gamma, beta = self.new(name + "norm.gamma", x[0].shape[1]), self.new(name + "norm.beta", x[0].shape[1])
+        if self.norm == "layer":
+            return [torch.nn.functional.layer_norm(v, v.shape[1:], gamma, beta) for v in x]
+        all_ = torch.cat([v[r] for v, r in zip(x, rows)])
+        mean, var = (all_.mean(0), all_.var(0, unbiased=False)) if len(all_) else (torch.zeros(()), torch.ones(()))
+        return [(v - mean) / (var + 1e-5).sqrt() * gamma + beta for v in x]
+
+    def run(self):
+        x = {t: f[:, :self.dim] if self.dim else f for t, f in features.items()}
+        for t, d in self.embed.items():
+            x[t] = self.new(f"embed.{t}.weight", TYPES[t][0], d)
+        # the destinations of the last layer, and of the one before
+        seeds = {"paper": SEEDS, "author": [], "venue": []}
+        before = {t: set(v) for t, v in seeds.items()}
+        for r in RELATIONS:
+            before[r[0]] |= {int(j) for j, i in graph[r].t() if int(i) in seeds[r[2]]}
+        dsts = [{t: sorted(v) for t, v in before.items()}, seeds]
+        for l in range(2):
+            sums = self.conv(l, None if self.featureless and l == 0 else x)
+            if self.residual:
+                for k, t in enumerate(TYPES):
+                    if self.residual == "linear" or x[t].shape[1] != sums[t].shape[1]:
+                        name = f"layer{l}." + ("" if self.share else t + ".")
+                        if k == 0 or not self.share:
+                            p = self.new(name + "residual.weight", x[t].shape[1], sums[t].shape[1])
+                            b = self.new(name + "residual.bias", sums[t].shape[1]) if self.residual == "linear" else 0
+                        sums[t] = sums[t] + x[t] @ p + b
+                    else:
+                        sums[t] = sums[t] + x[t]
+            if l == 0 or self.head == "mlp":
+                if self.norm:
+                    names = list(TYPES)
+                    if self.share:
+                        sums = dict(zip(names, self.normalise(f"layer{l}.", [sums[t] for t in names], [dsts[l][t] for t in names])))
+                    else:
+                        sums = {t: self.normalise(f"layer{l}.{t}.", [sums[t]], [dsts[l][t]])[0] for t in names}
+                sums = {t: self.act(v) for t, v in sums.items()}
+            x = sums
+        out = x["paper"][SEEDS]
+        if self.head == "linear":
+            out = out @ self.new("head.weight", self.hidden, CLASSES) + self.new("head.bias", CLASSES)
+        if self.head == "mlp":
+            out = out @ self.new("head.0.weight", self.hidden, self.hidden) + self.new("head.0.bias", self.hidden)
+            out = torch.relu(torch.nn.functional.batch_norm(out, None, None, self.new("head.norm.gamma", self.hidden),
+                                                            self.new("head.norm.beta", self.hidden), training=True))
+            out = out @ self.new("head.1.weight", self.hidden, CLASSES) + self.new("head.1.bias", CLASSES)
+        loss = torch.nn.functional.cross_entropy(out, labels)
+        loss.backward()
+        return self.case | {"logits": tensor(out), "loss": loss.item(), "params": self.tensors(lambda p: p),
+                            "grads": self.tensors(lambda p: torch.zeros_like(p) if p.grad is None else p.grad)}
+
+    def tensors(self, of):
+        all_ = {}
+        for name, p in self.params.items():
+            how = False
+            if isinstance(p, tuple):
+                p, how = p
+            p = of(p)
+            if how is None:
+                p = p.flatten(0, -2)
+            elif how == "flat":
+                p = p.flatten(1)
+            elif how is True:
+                p = p.t()
+            elif how is not False:
+                p = p[how]
+            all_[name] = tensor(p)
+            all_[name]["values"] = [float(f"{v:.9g}") for v in all_[name]["values"]]
+        return all_
+
+
+LAYERS = [
+    Layers("rsage", embed={"venue": 3}),
+    Layers("rsage", embed={"author": 7, "venue": 2}, residual="plain"),
+    Layers("rgat", embed={"author": 5, "venue": 5}, residual="linear"),
+    Layers("rgat", embed={"author": 2, "venue": 7}),
+    Layers("rgcn", embed={"paper": 3, "author": 3, "venue": 3}, bases=2),
+    Layers("rgcn", featureless=True, bases=2),
+    Layers("rgcn", featureless=True),
+    Layers("rsage", norm="layer", activation="leaky", residual="linear", head="linear"),
+    Layers("rsage", norm="batch", head="mlp", train=True),
+    Layers("rsage", norm="batch", share=True, dim=3, residual="linear", head="mlp", activation="elu", train=True),
+    Layers("rgcn", dim=3, norm="layer", residual="plain", bases=2),
+    Layers("rgat", dim=3, head="linear", activation="leaky", residual="plain", share=True),
+]
+
 graph = {r: edges(r) for r in RELATIONS}
 features = {t: torch.randn(n, d) for t, (n, d) in TYPES.items()}
 labels = torch.randint(0, CLASSES, (len(SEEDS),))
@@ -145,4 +304,4 @@ print(json.dumps({
     "relations": [{"src": list(TYPES).index(s), "name": n, "dst": list(TYPES).index(d),
                    "from": graph[(s, n, d)][0].tolist(), "to": graph[(s, n, d)][1].tolist()} for s, n, d in RELATIONS],
     "features": {t: tensor(x) for t, x in features.items()}, "seeds": SEEDS, "labels": labels.tolist(),
-    "hidden": HIDDEN, "classes": CLASSES, "cases": [run(True), run(False), run_rgcn(0), run_rgcn(2), run_rgat(3), run_rgat(0)]}))
+    "hidden": HIDDEN, "classes": CLASSES, "cases": [run(True), run(False), run_rgcn(0), run_rgcn(2), run_rgat(3), run_rgat(0)] + [case.run() for case in LAYERS]}))
