@@ -26,6 +26,10 @@ func (m *Meta) RowType() rowtype.Type {
 // RowBytes is the size of one stored row of the dataset's own type.
 func (m *Meta) RowBytes() int { return m.RowType().RowBytes(m.Dim) }
 
+// Stored returns the rows that a run finds, and their features. Where no type has rows that is one
+// row of one zero, which nobody reads.
+func (m *Meta) Stored() (rows int64, dim int) { return max(m.Rows(), 1), max(m.Dim, 1) }
+
 // checkDType checks dataset.yaml.
 func (m *Meta) checkDType() error {
 	if m.DType != m.RowType().String() {

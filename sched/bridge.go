@@ -179,10 +179,12 @@ func (m *mirror) take(op context.Context, way *bridge, s *engine.Slot, rowBytes 
 		m.mb.Blocks = append(m.mb.Blocks, b)
 	}
 	m.mb.Degrees = hold("degrees", from.Degrees, rows*4)
-	if of.RowType.Scaled() { // by whose numbers scales are looked up
+	last := len(from.Blocks)
+	if of.RowType.Scaled() || from.RowCount(last) < rows { // what scales and tables are looked up by
 		m.mb.Nodes = hold("nodes", from.Nodes, rows*8)
+		m.mb.SetRows(from, hold("row numbers", from.RowNumbers(), from.RowCount(last)*8))
 	}
-	x = hold("features", s.Features, rows*rowBytes)
+	x = hold("features", s.Features, from.RowCount(last)*rowBytes)
 	of.Targets.Write(s.Seeds, m.labels.Bytes())
 	return &m.mb, x, err
 }

@@ -180,7 +180,7 @@ func (f *flight) gradient(ctx context.Context, e *runner) (err error) {
 		}
 		labels = r.mirror.labels
 	}
-	if err := wide.Widen(st, mb, x, s.Batch.HopEnd[len(e.Config.Fanouts)], s.Scales); err != nil {
+	if err := wide.Widen(st, mb, x, s.Batch.RowCount(len(e.Config.Fanouts)), s.Scales); err != nil {
 		return err
 	}
 	if e.collective != nil {

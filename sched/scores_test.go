@@ -210,7 +210,7 @@ func TestFormatOfMetric(t *testing.T) {
 		plainFormat:  func(c *plan.Config) { c.Patience, c.MinDelta = 3, 0.5 },
 		stepsFormat:  func(c *plan.Config) { c.Shards = 2 },
 		metricFormat: func(c *plan.Config) { c.Metric, c.Shards = "log-loss", 2 },
-		stateFormat:  func(c *plan.Config) { c.Metric, c.Warmup, c.LabelSmoothing = "log-loss", 2, 0.1 },
+		lossFormat:   func(c *plan.Config) { c.Metric, c.Warmup, c.LabelSmoothing = "log-loss", 2, 0.1 },
 	} {
 		c, err := plan.Config{}.WithDefaults().ForTarget(metrics.Classes)
 		require.NoError(t, err)

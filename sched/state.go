@@ -41,9 +41,11 @@ const bestName = "best.safetensors"
 // know. A later one is of runs whose settings a program of the version before would ignore: 4 has
 // layers between a model's own and samples that train again, 5 steps of several mini-batches, 6
 // another metric than accuracy, 7 remaining self loops, learning rates that change, gradients that
-// are clipped, and another loss than plain softmax. All other runs are written as plainFormat.
+// are clipped, and another loss than plain softmax, 8 heads, linear residual connections, types that
+// share parameters, and parameters for each node. All other runs are written as plainFormat.
 const (
-	stateFormat      = 7
+	stateFormat      = 8
+	lossFormat       = 7
 	metricFormat     = 6
 	stepsFormat      = 5
 	extendedFormat   = 4
@@ -118,9 +120,11 @@ func (f *fingerprint) UnmarshalJSON(text []byte) error {
 func (f *fingerprint) format() int {
 	plain := plan.Config{}.WithDefaults()
 	switch {
+	case f.Head != plain.Head || f.ResidualLinear || f.ShareTypes || f.Embed != "" || f.Featureless:
+		return stateFormat
 	case f.SelfLoops == gnn.LoopsRemaining, f.ScheduleSettings != plain.ScheduleSettings,
 		!f.Fit.Equal(prepare.Fit{}) || f.LossSettings != plain.LossSettings:
-		return stateFormat
+		return lossFormat
 	case f.Metric != metrics.All[0].Name:
 		return metricFormat
 	case f.Shards > 1 || f.Mega != nil:
@@ -472,7 +476,7 @@ func (st *state) contradiction() string {
 
 // contradiction returns what is impossible in settings; empty: nothing.
 func (p *fingerprint) contradiction() string {
-	if p.InDim < 1 || p.Classes < 1 || p.Hidden < 1 || p.Batch < 1 || len(p.Fanouts) == 0 ||
+	if p.InDim < 0 || p.InDim == 0 && p.Embed == "" && !p.Featureless || p.Classes < 1 || p.Hidden < 1 || p.Batch < 1 || len(p.Fanouts) == 0 ||
 		p.Edges < 0 || p.Shards < 0 {
 		return fmt.Sprintf(
 			"no model has %d features, %d classes, width %d, batch size %d, fanout %v and %d edges",

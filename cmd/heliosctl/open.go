@@ -94,6 +94,9 @@ type ssdOpener struct {
 
 // open leases and brings up the SSDs that were chosen, or all bound ones.
 func (o *ssdOpener) open(ctx context.Context) (*ssdSet, error) {
+	if o.data != nil && o.data.Meta.Rows() == 0 {
+		return o.openData(ctx)
+	}
 	st, err := o.store.Load()
 	if err != nil {
 		return nil, err
@@ -147,7 +150,11 @@ func (o *ssdOpener) openData(ctx context.Context, why string) (*ssdSet, error) {
 				errs.Key(o.stackFlag), s, why, o.queuedWay())
 		}
 	}
-	o.ui.Note("%s, so rows are read from %s", why, o.data.RowSource())
+	if o.data.Meta.Rows() == 0 {
+		o.ui.Note("no type of nodes has rows, so none are read")
+	} else {
+		o.ui.Note("%s, so rows are read from %s", why, o.data.RowSource())
+	}
 	return o.opened(o.opener().OpenDataset(ctx, o.data))
 }
 

@@ -241,7 +241,8 @@ func (s *search) noneFound(d *dataset.Dataset) error {
 // fits refuses a stripe that is not loaded whole, or not with rows as the dataset and the first
 // stripe have them.
 func (s *search) fits(d *dataset.Dataset, ts []*target, f stripe) error {
-	first, want := s.found[0], f.sb.RowType.RowBytes(d.Meta.Dim)
+	rows, dim := d.Meta.Stored()
+	first, want := s.found[0], f.sb.RowType.RowBytes(dim)
 	switch {
 	case f.sb.State != StateComplete:
 		return errs.New(errs.Device,
@@ -251,10 +252,10 @@ func (s *search) fits(d *dataset.Dataset, ts []*target, f stripe) error {
 		return errs.New(errs.Device,
 			"ssd %s holds rows that were made from %s, those of dataset %s are %s; %s",
 			f.t.name, f.sb.DType, d.Dir(), d.Meta.RowType(), reload(d))
-	case f.sb.RowBytes != want || f.sb.Rows != d.Meta.Rows():
+	case f.sb.RowBytes != want || f.sb.Rows != rows:
 		return errs.New(errs.Device,
 			"ssd %s holds %d rows of %d bytes, dataset %s has %d of %d (as %s); %s",
-			f.t.name, f.sb.Rows, f.sb.RowBytes, d.Dir(), d.Meta.Rows(), want,
+			f.t.name, f.sb.Rows, f.sb.RowBytes, d.Dir(), rows, want,
 			f.sb.RowType, reload(d))
 	case f.sb.StripeCount != first.sb.StripeCount || f.sb.LoadID != first.sb.LoadID ||
 		f.sb.LBABytes != first.sb.LBABytes:

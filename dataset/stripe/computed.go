@@ -68,12 +68,13 @@ type Computed struct {
 // NewComputed prepares stripe o.Stripe of o.Stripes of d. Errors are of class usage, or capability
 // where d has no rows.
 func NewComputed(ctx context.Context, d *dataset.Dataset, o ComputedOptions) (*Computed, error) {
-	if err := needRows(d); err != nil {
+	if err := needRows(d); err != nil && !o.NoSums {
 		return nil, err
 	}
 	o.NoRowChecksums = o.NoRowChecksums || o.NoSums
 	c := &Computed{files: d}
-	row := int64(d.Meta.RowBytes())
+	rows, dim := d.Meta.Stored()
+	row := int64(d.Meta.RowType().RowBytes(dim))
 	if fn := d.FeatureFunc(); fn != nil {
 		c.files, c.enc = nil, newRowEncoder(fn, o.Type)
 		row = int64(c.enc.bytes)
@@ -87,7 +88,7 @@ func NewComputed(ctx context.Context, d *dataset.Dataset, o ComputedOptions) (*C
 		return nil, errs.New(errs.Usage, "stripe %d of %d: there is none", o.Stripe, o.Stripes)
 	}
 	var err error
-	if c.l, err = gpuio.NewLayout(d.Meta.Rows(), int(row), o.Stripes, o.LBABytes); err != nil {
+	if c.l, err = gpuio.NewLayout(rows, int(row), o.Stripes, o.LBABytes); err != nil {
 		return nil, err
 	}
 	if c.size = o.Bytes; c.size == 0 {
@@ -239,6 +240,10 @@ func (c *Computed) rows(b []byte, pos int64) error {
 
 // readUnits reads whole units from unit u on.
 func (c *Computed) readUnits(b []byte, u int64) error {
+	if c.files.Meta.Rows() == 0 {
+		clear(b)
+		return nil
+	}
 	row := int64(c.files.Meta.RowBytes())
 	step := c.unit
 	if c.perUnit*row == c.unit { // rows stand as they do in the file

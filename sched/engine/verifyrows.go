@@ -40,14 +40,15 @@ func (v *RowVerifier) check(ctx context.Context, e *Engine, s *Slot) error {
 	if v == nil {
 		return nil
 	}
-	n := s.Batch.HopEnd[len(e.Config.Fanouts)]
+	n := s.Batch.RowCount(len(e.Config.Fanouts))
 	step := n
 	if e.OnGPU() {
 		step = max(VerifyChunk/e.RowBytes, 1)
 	}
 	for first := int64(0); first < n; first += step {
 		count := min(step, n-first)
-		raw, err := e.Look[0].View(ctx, e.Device, e.TrainStream, s.Batch.Nodes, first*8, count*8)
+		raw, err := e.Look[0].View(ctx, e.Device, e.TrainStream, s.Batch.RowNumbers(),
+			first*8, count*8)
 		if err != nil {
 			return fmt.Errorf("batch %d: %w", s.Index, err)
 		}

@@ -272,14 +272,14 @@ func (w operators) Sample(s *Slot, h int) error {
 
 // Reach implements walk.Operators.
 func (w operators) Reach(s *Slot, h int) error {
-	from, to := int64(0), s.Batch.HopEnd[h]
+	from, to := int64(0), s.Batch.RowCount(h)
 	if w.Engine.Plan.PerHop && h > 0 {
-		from = s.Batch.HopEnd[h-1]
+		from = s.Batch.RowCount(h - 1)
 	}
 	if err := w.stages.Room(s, to); err != nil {
 		return err
 	}
-	s.parts[h] = Work{Slot: s, Nodes: s.Batch.Nodes.Ptr(), First: from, Count: to - from, Hop: h,
+	s.parts[h] = Work{Slot: s, Nodes: s.Batch.RowNumbers().Ptr(), First: from, Count: to - from, Hop: h,
 		Last: h == len(w.Engine.Config.Fanouts)}
 	return nil
 }
@@ -287,7 +287,7 @@ func (w operators) Reach(s *Slot, h int) error {
 // Announce implements walk.Operators.
 func (w operators) Announce(s *Slot) error {
 	for h := range s.parts {
-		s.parts[h].Nodes = s.Batch.Nodes.Ptr()
+		s.parts[h].Nodes = s.Batch.RowNumbers().Ptr()
 	}
 	return w.stages.Announce(w.ctx, &s.parts[len(s.parts)-1])
 }
@@ -401,7 +401,7 @@ func (w operators) step(op context.Context, s *Slot) (out Outcome, err error) {
 // observers see it; widen makes them float32 for the engine's own device.
 func (w *Walk) Inspect(op context.Context, s *Slot, widen bool) error {
 	e, p := w.Engine, w.Pass
-	rows := s.Batch.HopEnd[len(e.Config.Fanouts)]
+	rows := s.Batch.RowCount(len(e.Config.Fanouts))
 	s.Scales = cache.Scales{}
 	switch {
 	case p.IDs == nil:
@@ -468,7 +468,8 @@ func (w *Walk) Count(s *Slot, out Outcome, begin time.Time) error {
 func (w *Walk) show(op context.Context, s *Slot, rows int64) error {
 	e, p := w.Engine, w.Pass
 	if f := e.Config.OnRows; f != nil {
-		nodes, err := e.Look[0].View(op, e.Device, e.TrainStream, s.Batch.Nodes, 0, rows*8)
+		nodes, err := e.Look[0].View(op, e.Device, e.TrainStream, s.Batch.RowNumbers(), 0,
+			rows*8)
 		if err != nil {
 			return err
 		}

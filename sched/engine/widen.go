@@ -46,8 +46,8 @@ func (e *Engine) NewWidener(dev cuda.Device, t rowtype.Type, rows int64) (w *Wid
 	return w, nil
 }
 
-// Widen enqueues the conversion of a batch's rows. They are in of(x) then. Row i is of node i of
-// mb, whose scale is where own says, or, in its zero value, among those of all rows.
+// Widen enqueues the conversion of a batch's rows. They are in of(x) then. Row i is of row number i
+// of mb, whose scale is where own says, or, in its zero value, among those of all rows.
 func (w *Widener) Widen(st cuda.Stream, mb *graph.MiniBatch, x cuda.Buffer, rows int64,
 	own cache.Scales) error {
 	if w == nil {
@@ -58,7 +58,7 @@ func (w *Widener) Widen(st cuda.Stream, mb *graph.MiniBatch, x cuda.Buffer, rows
 		s = own
 	}
 	if s.Table != 0 {
-		s.Nodes = mb.Nodes.Ptr()
+		s.Nodes = mb.RowNumbers().Ptr()
 	}
 	if err := w.x.Grow(rows * w.dim * 4); err != nil {
 		return err

@@ -313,6 +313,7 @@ func (c *Config) fillCommon() {
 		c.Fanouts = []int{10, 10}
 	}
 	OrNumber(&c.Batch, 1024)
+	OrNumber(&c.EmbedMemory, 4<<30)
 	OrNumber(&c.Replicas, 1)
 	OrText(&c.Reduce, ReduceTree)
 	OrNumber(&c.Ranks, 1)
@@ -321,6 +322,7 @@ func (c *Config) fillCommon() {
 	c.Arch().Default(&c.ModelSettings)
 	OrText(&c.Activation, gnn.DefaultActivation)
 	OrText(&c.Norm, gnn.NoNorm)
+	OrText(&c.Head, gnn.Heads()[0])
 	OrText(&c.Root, gnn.Roots()[0])
 	OrText(&c.Optimizer, gnn.DefaultOptimizer)
 	OrNumber(&c.LR, 0.003)

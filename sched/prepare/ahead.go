@@ -63,7 +63,7 @@ func (a *Ahead) Draw(ctx context.Context, epoch, index int, seeds []int64) (rows
 		}
 		return 0, fmt.Errorf("sample epoch %d, batch %d: %w", epoch, index, err)
 	}
-	return a.mb.HopEnd[len(a.mb.HopEnd)-1], nil
+	return a.mb.RowCount(len(s.Config.Fanouts)), nil
 }
 
 // Keep appends the mini-batch that Draw has drawn last, and returns the time that this took beside
@@ -83,7 +83,7 @@ func (a *Ahead) keep(op context.Context, to Keeper) error {
 		return err
 	}
 	a.adj = adj
-	nodes, err := view(a.mb.Nodes, rows*8)
+	nodes, err := view(a.mb.RowNumbers(), rows*8)
 	if err == nil {
 		err = to.Append(hostmem.View[int64](nodes), a.adj)
 	}
@@ -97,7 +97,7 @@ func Beside(st cuda.Stream, work func() error) (time.Duration, error) {
 	return time.Since(begin) - (st.Busy() - busy), err
 }
 
-// Keeper takes mini-batches one behind the other: the nodes of their frontiers, and what else they
+// Keeper takes mini-batches one behind the other: the rows of their frontiers, and what else they
 // are (graph.MiniBatch.Save). Both are the caller's again afterwards.
 type Keeper interface {
 	Append(nodes []int64, adj []byte) error

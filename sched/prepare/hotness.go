@@ -281,7 +281,7 @@ func (s *Sampling) PresampleBatches(ctx context.Context, train []int64, own bool
 				return fmt.Errorf("presampling, before the first epoch: %w", err)
 			}
 			if h != nil {
-				if err := h.Add(s.Stream, mb.Nodes.Ptr(), mb.HopEnd[last]); err != nil {
+				if err := h.Add(s.Stream, mb.RowNumbers().Ptr(), mb.RowCount(last)); err != nil {
 					return err
 				}
 			}

@@ -70,10 +70,11 @@ type Sampling struct {
 // New takes over the shape of the features, which are stored as t. Nothing is open yet.
 func New(cfg plan.Config, in Inputs, obs report.Observer, t rowtype.Type) *Sampling {
 	m := in.Dataset.Meta
+	rows, dim := m.Stored()
 	s := &Sampling{
 		Config: cfg, Observer: obs, Device: in.Dev, In: in, Grace: InterruptGrace,
-		schema: SchemaOf(&m),
-		Rows:   m.Rows(), Dim: m.Dim, RowType: t, RowBytes: int64(t.RowBytes(m.Dim)),
+		schema: sampled(&cfg, &m),
+		Rows:   rows, Dim: dim, RowType: t, RowBytes: int64(t.RowBytes(dim)),
 	}
 	s.share()
 	return s
@@ -270,7 +271,8 @@ func (s *Sampling) CountEpoch(ctx context.Context, epoch int, train []int64,
 		if err := s.SampleWhole(ctx, mb, epoch, order.Index(i), order.Seeds(i)); err != nil {
 			return 0, err
 		}
-		for _, v := range hostmem.View[int64](mb.Nodes.Bytes())[:mb.HopEnd[len(mb.HopEnd)-1]] {
+		rows := hostmem.View[int64](mb.RowNumbers().Bytes())[:mb.RowCount(len(s.Config.Fanouts))]
+		for _, v := range rows {
 			if counts[v] < math.MaxUint32 {
 				counts[v]++
 			}

@@ -1,6 +1,7 @@
 package prepare
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,6 +29,17 @@ func SchemaOf(m *dataset.Meta) *graph.Schema {
 	return s
 }
 
+// sampled is the schema that the sampler of a run has: no type has rows where none is read.
+func sampled(c *plan.Config, m *dataset.Meta) *graph.Schema {
+	s := SchemaOf(m)
+	if s != nil && c.Featureless {
+		for t := range s.Types {
+			s.Types[t].Dim = 0
+		}
+	}
+	return s
+}
+
 // TargetNodes is the number of nodes that have a class: those of the first task's type.
 func TargetNodes(m *dataset.Meta) int64 {
 	g := m.Graph()
@@ -49,12 +61,10 @@ func CheckTypes(c *plan.Config, m *dataset.Meta) error {
 			"task %s of dataset %s: targets %s of typed graphs are not trained yet, classes are",
 			t.Name, m.Name, t.Target)
 	}
-	for _, t := range schema.Types {
-		if t.Dim == 0 {
-			return errs.New(errs.Capability,
-				"dataset %s: type %s has no feature rows, and a model of typed graphs reads a row for each node; give it features",
-				m.Name, t.Name)
-		}
+	model := c.ModelConfig()
+	model.Schema = schema
+	if err := model.CheckTables(); err != nil {
+		return fmt.Errorf("dataset %s: %w", m.Name, err)
 	}
 	if why := c.Traits().Untyped; why != "" {
 		return errs.New(errs.Capability, "{mode} %s does not train on typed graphs: %s", c.Mode, why)
@@ -119,7 +129,7 @@ func relationFanouts(c *plan.Config, s *graph.Schema) ([][]int, error) {
 // typedFrontier is MaxFrontier of a typed graph.
 func (s *Sampling) typedFrontier(batch int) (all int64) {
 	g := s.schema
-	now := make([]int64, len(g.Types))
+	most, now := g.First(len(g.Types)), make([]int64, len(g.Types))
 	now[g.Seeds] = int64(batch)
 	fanouts, _ := relationFanouts(&s.Config, g) // CheckTypes has read them
 	for h, fanout := range s.Config.Fanouts {
@@ -129,15 +139,17 @@ func (s *Sampling) typedFrontier(batch int) (all int64) {
 				fanout = fanouts[r][h]
 			}
 			found := s.Config.Method().Bound(now[relation.Dst], fanout) - now[relation.Dst]
-			next[relation.Src] = min(next[relation.Src]+min(found, s.Rows), s.Rows)
+			next[relation.Src] = min(next[relation.Src]+min(found, most), most)
 		}
 		for t := range next {
 			next[t] = min(next[t], max(g.Types[t].Nodes, now[t]))
 		}
 		now = next
 	}
-	for _, n := range now {
-		all += n
+	for t, n := range now {
+		if g.Types[t].Dim > 0 {
+			all += n
+		}
 	}
 	return min(all, s.Rows)
 }
