@@ -156,13 +156,18 @@ func (mb *MiniBatch) nextTypeEnd(types int) []int64 {
 
 // TypeRange returns the part of the frontier that has the nodes of type t of TypeEnd[h].
 func (mb *MiniBatch) TypeRange(h, t int) (lo, hi int64) {
+	return TypeRange(mb.HopEnd, mb.TypeEnd, h, t)
+}
+
+// TypeRange is MiniBatch.TypeRange of a copy of its figures.
+func TypeRange(hopEnd []int64, typeEnd [][]int64, h, t int) (lo, hi int64) {
 	switch {
 	case t > 0:
-		lo = mb.TypeEnd[h][t-1]
+		lo = typeEnd[h][t-1]
 	case h > 0:
-		lo = mb.HopEnd[h-1]
+		lo = hopEnd[h-1]
 	}
-	return lo, mb.TypeEnd[h][t]
+	return lo, typeEnd[h][t]
 }
 
 // addMembers notes which nodes of their types those of TypeEnd[h] are.

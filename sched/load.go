@@ -1,13 +1,17 @@
 package sched
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"unsafe"
 
 	"helios/cuda"
+	"helios/dataset"
+	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/sched/engine"
@@ -21,6 +25,8 @@ import (
 type LoaderOptions struct {
 	// Nodes are the seeds; nil: those of Split, one of dataset.Splits. A node may stand twice.
 	Nodes []int64
+	// Type is that of Nodes in a typed graph, where they count; empty: the one that has targets.
+	Type  string
 	Split string
 	// Shuffle deals the seeds anew in each epoch, and draws as training does. Without it they keep
 	// their order, and each node's draws are its own, whatever batch it is in, as in evaluation.
@@ -46,8 +52,10 @@ type Loader struct {
 	positions []int64
 	dealt     prepare.Order
 	targets   []int32 // or float32, of a mini-batch, with LoaderOptions.AllLabels
+	local     []int64 // its nodes of one type
 	looks     []prepare.Stager
 	leave     bool // rows where they are
+	schema    *graph.Schema
 	at        places
 }
 
@@ -72,6 +80,15 @@ type Loaded struct {
 	// Positions are those of the seeds among the loader's; nil without LoaderOptions.Positions.
 	Positions []int64
 	Degrees   []uint32 // of Nodes; nil where the configuration's model needs none
+	// Of a typed graph: as graph.MiniBatch.TypeEnd. Labels are then of nodes of the type that has
+	// targets alone, in their order.
+	TypeEnd [][]int64
+}
+
+// TypeRange returns the part of Nodes that has those of type t that hop h added; hop 0 has the
+// seeds.
+func (b *Loaded) TypeRange(h, t int) (lo, hi int64) {
+	return graph.TypeRange(b.HopEnd, b.TypeEnd, h, t)
 }
 
 // LoadedBlock has the edges of a hop, as graph.Block.
@@ -80,6 +97,7 @@ type LoadedBlock struct {
 	Indptr         []int64
 	Src            []uint32
 	Weights        []float32 // nil: none
+	Lists          []graph.ListRange
 }
 
 // OpenLoader opens a run of cfg without a model. cfg's options of models say nothing here. Modes
@@ -88,7 +106,7 @@ type LoadedBlock struct {
 func OpenLoader(ctx context.Context, cfg plan.Config, in prepare.Inputs, o LoaderOptions,
 	obs report.Observer) (l *Loader, err error) {
 	cfg.CheckpointDir, cfg.Resume, cfg.CheckpointEvery = "", false, 0
-	if err := prepare.RefuseTypes(in.Dataset, "a loader"); err != nil {
+	if in.Seeds, err = typedSeeds(&in.Dataset.Meta, &o); err != nil {
 		return nil, err
 	}
 	if cfg, err = Choose(ctx, cfg, in, obs); err != nil {
@@ -110,7 +128,8 @@ func OpenLoader(ctx context.Context, cfg plan.Config, in prepare.Inputs, o Loade
 	if cfg, err = cfg.OnDevice(in.Dev.Info()); err != nil {
 		return nil, err
 	}
-	l = &Loader{o: o, looks: make([]prepare.Stager, 3+3*len(cfg.Fanouts))}
+	l = &Loader{o: o, looks: make([]prepare.Stager, 3+3*len(cfg.Fanouts)),
+		schema: prepare.SchemaOf(&in.Dataset.Meta)}
 	if l.seeds, err = seedsOf(in, o); err != nil {
 		return nil, err
 	}
@@ -138,16 +157,67 @@ func seedsOf(in prepare.Inputs, o LoaderOptions) ([]int64, error) {
 		}
 		return nodes, err
 	}
+	g := m.Graph()
+	t := &g.NodeTypes[g.TypeOf(cmp.Or(o.Type, g.Tasks[0].Type))]
 	for _, v := range o.Nodes {
-		if v < 0 || v >= m.Nodes {
-			return nil, errs.New(errs.Usage,
-				"node %d is not in dataset %s, whose nodes are 0 to %d", v, m.Name, m.Nodes-1)
+		if v < 0 || v >= t.Nodes {
+			of := "dataset " + m.Name
+			if !m.Homogeneous() {
+				of = "type " + t.Name + " of " + of
+			}
+			return nil, errs.New(errs.Usage, "node %d is not in %s, whose nodes are 0 to %d", v, of,
+				t.Nodes-1)
 		}
 	}
 	if len(o.Nodes) == 0 {
 		return nil, errs.New(errs.Usage, "no nodes to load; name at least one")
 	}
 	return slices.Clone(o.Nodes), nil
+}
+
+// typedSeeds returns a loader's nodes where they are of another type than those that have targets;
+// else nil.
+func typedSeeds(m *dataset.Meta, o *LoaderOptions) (*prepare.TypedSeeds, error) {
+	if o.Type == "" {
+		return nil, nil
+	}
+	g := m.Graph()
+	t := g.TypeOf(o.Type)
+	switch {
+	case m.Homogeneous() || t < 0:
+		var names []string
+		for i := range g.NodeTypes {
+			names = append(names, g.NodeTypes[i].Name)
+		}
+		return nil, errs.New(errs.Usage, "dataset %s has no nodes of type %q; its types are %s", m.Name,
+			o.Type, strings.Join(names, ", "))
+	case o.Type == g.Tasks[0].Type:
+		return nil, nil
+	case o.Nodes == nil:
+		return nil, errs.New(errs.Usage, "split %s has nodes of type %s, not %s; name nodes", o.Split,
+			g.Tasks[0].Type, o.Type)
+	}
+	return &prepare.TypedSeeds{Type: t, Nodes: o.Nodes}, nil
+}
+
+// labelled returns the nodes of a batch that Labels are of, where they are not the seeds' alone.
+func (l *Loader) labelled(b *Loaded) []int64 {
+	if l.schema == nil {
+		return b.Nodes
+	}
+	l.local = l.local[:0]
+	if !l.o.AllLabels {
+		return l.local
+	}
+	t := l.schema.Seeds // of the task's
+	first := l.schema.First(t)
+	for h := range b.TypeEnd {
+		lo, hi := b.TypeRange(h, t)
+		for _, v := range b.Nodes[lo:hi] {
+			l.local = append(l.local, v-first)
+		}
+	}
+	return l.local
 }
 
 // Close releases what the loader holds.
@@ -295,12 +365,16 @@ func (l *Loader) view(ctx context.Context, p *engine.Pass, s *engine.Slot) (*Loa
 	b := &Loaded{Index: p.Order.Index(s.Index), Seeds: len(s.Seeds),
 		HopEnd: slices.Clone(mb.HopEnd), Nodes: hostmem.View[int64](nodes), Rows: x,
 		RowsAt: s.Features.Ptr()}
+	if l.schema != nil {
+		b.TypeEnd = mb.TypeEnd
+	}
 	targets := s.Labels.Bytes()[:e.Targets.Bytes(len(s.Seeds))]
-	if l.o.AllLabels {
-		n := int(e.Targets.Bytes(len(b.Nodes)))
+	if l.o.AllLabels || e.In.Seeds != nil {
+		of := l.labelled(b)
+		n := int(e.Targets.Bytes(len(of)))
 		l.targets = slices.Grow(l.targets[:0], n/4)[:n/4]
 		targets = unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(l.targets))), n)
-		e.Targets.Write(b.Nodes, targets)
+		e.Targets.Write(of, targets)
 	}
 	if e.Targets.Dense() {
 		b.Targets, b.Columns = hostmem.View[float32](targets), e.Targets.Columns
@@ -316,7 +390,7 @@ func (l *Loader) view(ctx context.Context, p *engine.Pass, s *engine.Slot) (*Loa
 	}
 	for i := range mb.Blocks {
 		k := &mb.Blocks[i]
-		indptr, err := look(k.Indptr, (k.NumDst+1)*8)
+		indptr, err := look(k.Indptr, (k.NumLists()+1)*8)
 		all = append(all, err)
 		src, err := look(k.Src, k.NumEdges*4)
 		all = append(all, err)
@@ -324,7 +398,7 @@ func (l *Loader) view(ctx context.Context, p *engine.Pass, s *engine.Slot) (*Loa
 		all = append(all, err)
 		b.Blocks = append(b.Blocks, LoadedBlock{NumDst: k.NumDst, NumSrc: k.NumSrc,
 			Indptr: hostmem.View[int64](indptr), Src: hostmem.View[uint32](src),
-			Weights: hostmem.View[float32](weights)})
+			Weights: hostmem.View[float32](weights), Lists: k.Lists})
 	}
 	if err := errors.Join(all...); err != nil {
 		return nil, fmt.Errorf("batch %d: %w", s.Index, err)

@@ -27,9 +27,9 @@ import (
 
 // content is a copy of all of a mini-batch but its rows, as text.
 func (b *Loaded) content() string {
-	s := fmt.Sprint(b.HopEnd, b.Nodes)
+	s := fmt.Sprint(b.HopEnd, b.Nodes, b.TypeEnd)
 	for _, k := range b.Blocks {
-		s += fmt.Sprint(k.Indptr, k.Src, k.Weights)
+		s += fmt.Sprint(k.Indptr, k.Src, k.Weights, k.Lists)
 	}
 	return s
 }
@@ -47,10 +47,11 @@ func trained(t *testing.T, cfg plan.Config, in prepare.Inputs) map[[2]int]string
 	t.Helper()
 	all := map[[2]int]string{}
 	cfg.OnBatch = func(epoch, index int, mb *graph.MiniBatch) {
-		b := &Loaded{HopEnd: mb.HopEnd,
+		b := &Loaded{HopEnd: mb.HopEnd, TypeEnd: mb.TypeEnd,
 			Nodes: hostmem.View[int64](mb.Nodes.Bytes())[:mb.HopEnd[len(mb.HopEnd)-1]]}
 		for _, k := range mb.Blocks {
-			l := LoadedBlock{Indptr: hostmem.View[int64](k.Indptr.Bytes())[:k.NumDst+1]}
+			l := LoadedBlock{Indptr: hostmem.View[int64](k.Indptr.Bytes())[:k.NumLists()+1],
+				Lists: k.Lists}
 			if k.NumEdges > 0 {
 				l.Src = hostmem.View[uint32](k.Src.Bytes())[:k.NumEdges]
 			}

@@ -21,6 +21,7 @@ import (
 	"helios/sched/tiers"
 	"helios/sched/tiers/diskgnn"
 	"helios/sched/tiers/ginex"
+	"helios/sched/tiers/hier"
 	"helios/sched/tiers/static"
 )
 
@@ -238,13 +239,142 @@ func TestTypedRefused(t *testing.T) {
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 1})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, dev.Close()) }()
-	_, err = OpenLoader(context.Background(), typedConfig("rsage"), prepare.Inputs{Dev: dev,
-		Dataset: d, SSDs: s.ssds}, LoaderOptions{Split: "train"}, report.Observer{})
-	require.ErrorContains(t, err, "a loader knows graphs of one type")
-	require.Equal(t, errs.Capability, errs.ClassOf(err))
+	for text, o := range map[string]LoaderOptions{
+		"node 825 is not in type paper of dataset": {Nodes: []int64{825}},
+		"node 30 is not in type venue of dataset":  {Nodes: []int64{30}, Type: "venue"},
+		`no nodes of type "x"; its types are paper, author, institution, venue`: {Nodes: []int64{0},
+			Type: "x"},
+		"split train has nodes of type paper, not venue": {Split: "train", Type: "venue"},
+	} {
+		_, err = OpenLoader(context.Background(), small(), prepare.Inputs{Dev: dev, Dataset: d,
+			SSDs: s.ssds}, o, report.Observer{})
+		require.ErrorContains(t, err, text)
+		require.Equal(t, errs.Usage, errs.ClassOf(err))
+	}
+	_, err = OpenLoader(context.Background(), small(), prepare.Inputs{Dev: dev, Dataset: untyped,
+		SSDs: s1.ssds}, LoaderOptions{Nodes: []int64{0}, Type: "x"}, report.Observer{})
+	require.ErrorContains(t, err, "its types are node")
 }
 
-// On a GPU, which samples itself unless the lists are on storage, a typed graph has the host's mini-batches, rows and losses.
+// A loader's mini-batches of a typed graph are those that training has, in every mode; its rows and
+// labels are the dataset's.
+func TestTypedLoaderIsTraining(t *testing.T) {
+	d, feat := types.open(t)
+	s := bind(t, d, 2, "")
+	labels, err := d.Labels()
+	require.NoError(t, err)
+	rb := int64(d.Meta.RowBytes())
+	for _, mode := range tiers.Catalog.Names() {
+		cfg := typedConfig("rsage")
+		cfg.Mode, cfg.NoEval, cfg.RelationFanouts = mode, true, "cites=4,1;rev_writes=2,0"
+		if runsOn(cfg, &diskgnn.System) {
+			cfg.PackedDir = filepath.Join(t.TempDir(), "packed")
+		}
+		dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
+		require.NoError(t, err)
+		in := prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds}
+		untrained := cfg.Traits().Untyped != "" || runsOn(cfg, &hier.System)
+		var want map[[2]int]string
+		if !untrained {
+			want = trained(t, cfg, in)
+		}
+		plain := cfg
+		plain.Model = "" // which is of no use to a loader
+		l, err := OpenLoader(context.Background(), plain, in, LoaderOptions{Split: "train",
+			Shuffle: true, AllLabels: true}, report.Observer{})
+		if untrained {
+			require.Equal(t, errs.Capability, errs.ClassOf(err), mode)
+			require.NoError(t, dev.Close())
+			continue
+		}
+		require.NoError(t, err, mode)
+		got := map[[2]int]string{}
+		for epoch := range 2 {
+			require.NoError(t, l.Epoch(context.Background(), epoch, from(l, 0),
+				func(b *Loaded) error {
+					got[[2]int{b.Epoch, b.Index}] = b.content()
+					for i, v := range b.Nodes {
+						require.Equal(t, feat[v*rb:][:rb], b.Rows[int64(i)*rb:][:rb])
+					}
+					requireLabels(t, labels, b)
+					return nil
+				}), mode)
+		}
+		require.Equal(t, want, got, mode)
+		require.NoError(t, l.Close())
+		require.NoError(t, dev.Close())
+	}
+}
+
+// requireLabels checks that a batch has the labels of its papers, which are the first type.
+func requireLabels(t *testing.T, labels []int32, b *Loaded) {
+	t.Helper()
+	at := 0
+	for h := range b.TypeEnd {
+		lo, hi := b.TypeRange(h, 0)
+		for _, v := range b.Nodes[lo:hi] {
+			require.Equal(t, labels[v], b.Labels[at])
+			at++
+		}
+	}
+	require.Len(t, b.Labels, at)
+}
+
+// Seeds may be of any type; caches are then filled by what these need.
+func TestTypedLoaderOfOtherTypes(t *testing.T) {
+	d, feat := types.open(t)
+	s := bind(t, d, 2, "")
+	labels, err := d.Labels()
+	require.NoError(t, err)
+	rb, authors := int64(d.Meta.RowBytes()), d.Meta.FirstRow(1)
+	nodes := []int64{5, 599, 0, 5, 42, 17, 300}
+	var first string
+	for i, mode := range []string{"helios", "gids", "ginex", "diskgnn", "cpu", "inmem"} {
+		for _, hotness := range []string{"", plan.HotnessPageRank} {
+			cfg := small()
+			cfg.Mode, cfg.Batch, cfg.Hotness = mode, 3, hotness
+			dev, err := cuda.NewHost(cuda.HostOptions{SMs: 1 + i%3})
+			require.NoError(t, err)
+			if cfg.Check() != nil { // the mode has no hotness
+				require.NoError(t, dev.Close())
+				continue
+			}
+			l, err := OpenLoader(context.Background(), cfg, prepare.Inputs{Dev: dev, Dataset: d,
+				SSDs: s.ssds}, LoaderOptions{Nodes: nodes, Type: "author", Anew: true,
+				AllLabels: i%2 == 0, Any: true}, report.Observer{})
+			require.NoError(t, err, mode)
+			all, places := "", 0
+			for epoch := range 2 {
+				require.NoError(t, l.Epoch(context.Background(), epoch, []int{2, 0, 1},
+					func(b *Loaded) error {
+						all += b.content()
+						for i, v := range b.Nodes {
+							require.Equal(t, feat[v*rb:][:rb], b.Rows[int64(i)*rb:][:rb])
+						}
+						for i, v := range b.Nodes[:b.Seeds] {
+							require.Equal(t, nodes[3*b.Index+i], v-authors)
+						}
+						if places += len(b.Nodes); i%2 == 0 {
+							requireLabels(t, labels, b)
+						} else {
+							require.Empty(t, b.Labels)
+						}
+						return nil
+					}))
+			}
+			require.Greater(t, places, 6*len(nodes), "neighbours came, too")
+			if first == "" {
+				first = all
+			}
+			require.Equal(t, first, all, mode)
+			require.NoError(t, l.Close())
+			require.NoError(t, dev.Close())
+		}
+	}
+}
+
+// On a GPU, which samples itself unless the lists are on storage, a typed graph has the host's
+// mini-batches, rows and losses.
 func TestTypedOnGPU(t *testing.T) {
 	d, feat := graphSpec{nodes: 300, dim: 16, degree: 5, train: 0.25, kind: "typed"}.open(t)
 	s := bind(t, d, 2, "")

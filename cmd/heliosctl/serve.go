@@ -23,6 +23,7 @@ import (
 	"helios/cuda"
 	"helios/dataset"
 	"helios/gpuio"
+	"helios/graph"
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
@@ -331,8 +332,10 @@ func (b *serveBackend) Open(_ context.Context, q serve.OpenRequest) (serve.Datas
 	if err != nil {
 		return nil, err
 	}
-	if err := prepare.RefuseTypes(d, "a loader"); err != nil {
-		return nil, errors.Join(err, d.Close())
+	if !q.Typed && !d.Meta.Homogeneous() {
+		return nil, errors.Join(errs.New(errs.Usage,
+			"dataset %s is a typed graph, which this client does not know; install the package helios of this heliosctl",
+			d.Meta.Name), d.Close())
 	}
 	return &servedDataset{b: b, d: d, q: q}, nil
 }
@@ -456,24 +459,24 @@ func (d *servedDataset) Close() error { return d.d.Close() }
 // Info describes it.
 func (d *servedDataset) Info() serve.DatasetInfo {
 	m := d.d.Meta
-	return serve.DatasetInfo{Name: m.Name, UUID: m.UUID, Nodes: m.Nodes, Edges: m.Edges, Dim: m.Dim,
-		Classes: m.Classes, RowDType: m.RowType().String(), Arrays: arraysOf(m.Graph()),
+	info := serve.DatasetInfo{Name: m.Name, UUID: m.UUID, Nodes: m.Nodes, Edges: m.Edges, Dim: m.Dim,
+		Classes: m.Classes, RowDType: m.RowType().String(),
 		Splits: map[string]int64{"train": m.Train, "val": m.Val, "test": m.Test}}
-}
-
-// arraysOf returns the files of a graph of one type, relative to its folder.
-func arraysOf(g dataset.Schema) map[string]string {
-	edges, task := g.Relations[0].Dir, g.Tasks[0].Dir
-	all := map[string]string{
-		"features": path.Join(g.NodeTypes[0].Dir, dataset.FeaturesName),
-		"indptr":   path.Join(edges, dataset.IndptrName),
-		"indices":  path.Join(edges, dataset.IndicesName),
-		"labels":   path.Join(task, dataset.LabelsName),
-	}
+	g := m.Graph()
+	task := g.Tasks[0].Dir
+	info.Arrays = map[string]string{"labels": path.Join(task, dataset.LabelsName)}
 	for _, name := range dataset.Splits {
-		all[name] = path.Join(task, name+".npy")
+		info.Arrays[name] = path.Join(task, name+".npy")
 	}
-	return all
+	if m.Homogeneous() {
+		edges := g.Relations[0].Dir
+		info.Arrays["features"] = path.Join(g.NodeTypes[0].Dir, dataset.FeaturesName)
+		info.Arrays["indptr"] = path.Join(edges, dataset.IndptrName)
+		info.Arrays["indices"] = path.Join(edges, dataset.IndicesName)
+		return info
+	}
+	describeTypes(&info, &g, m.FeatureFn == "")
+	return info
 }
 
 // loaderOptions are those of train that a loader heeds.
@@ -559,14 +562,15 @@ func (d *servedDataset) Loader(ctx context.Context, q serve.LoaderRequest) (_ se
 	if err := d.openInputs(ctx, l, &in, &session{env: &e, runArgs: a}); err != nil {
 		return nil, err
 	}
-	l.l, err = sched.OpenLoader(ctx, a.cfg, in, sched.LoaderOptions{Nodes: q.Nodes, Split: q.Split,
-		Shuffle: q.Shuffle, Anew: q.Anew, AllLabels: q.AllLabels, Positions: q.Positions,
+	l.l, err = sched.OpenLoader(ctx, a.cfg, in, sched.LoaderOptions{Nodes: q.Nodes, Type: q.Type,
+		Split: q.Split, Shuffle: q.Shuffle, Anew: q.Anew, AllLabels: q.AllLabels, Positions: q.Positions,
 		Any: q.World > 1}, report.Observer{Note: d.b.note})
 	if err != nil {
 		return nil, err
 	}
 	l.closers = append(l.closers, l.l.Close)
-	l.dim = int64(in.Dataset.Meta.Dim)
+	l.dim, l.blocks = int64(in.Dataset.Meta.Dim), !q.NoBlocks
+	l.schema = prepare.SchemaOf(&in.Dataset.Meta)
 	if l.t, err = rowtype.Parse(l.l.RowType()); err != nil || q.Device == "" || q.Device == "cpu" {
 		return l, err
 	}
@@ -574,7 +578,7 @@ func (d *servedDataset) Loader(ctx context.Context, q serve.LoaderRequest) (_ se
 	if err != nil && q.Device == "auto" {
 		return l, nil
 	}
-	if err == nil && l.rowsGoAsTheyAre() {
+	if err == nil && l.rowsGoAsTheyAre() && l.equallyWide() {
 		l.l.LeaveRows()
 	}
 	return l, err
@@ -629,6 +633,9 @@ func (d *servedDataset) openInputs(ctx context.Context, l *servedLoader, in *pre
 type servedLoader struct {
 	l       *sched.Loader
 	dim     int64
+	blocks  bool
+	schema  *graph.Schema // nil: one type, one relation
+	places  []int64       // of typed mini-batches
 	t       rowtype.Type
 	gpu     *gpuRings // nil: batches go to the CPU
 	closers []func() error
@@ -655,8 +662,12 @@ func (l *servedLoader) Epoch(ctx context.Context, epoch int, batches []int,
 		return p
 	}
 	return l.l.EpochInto(ctx, epoch, batches, place, func(b *sched.Loaded) error {
-		served := &serve.Batch{Epoch: b.Epoch, Index: b.Index, Seeds: b.Seeds, HopEnd: b.HopEnd,
-			HopEdges: hopEdges(b), Tensors: l.tensors(b)}
+		served := &serve.Batch{Epoch: b.Epoch, Index: b.Index, Seeds: b.Seeds, HopEnd: b.HopEnd}
+		if l.schema != nil {
+			l.fillTyped(served, b)
+		} else {
+			served.HopEdges, served.Tensors = hopEdges(b), l.tensors(b)
+		}
 		if b.At != nil {
 			served.At = b.At
 		}
@@ -666,7 +677,7 @@ func (l *servedLoader) Epoch(ctx context.Context, epoch int, batches []int,
 
 // Ahead implements serve.Placer: rows that go to clients as they are can be made in their slots.
 func (l *servedLoader) Ahead() int {
-	if l.gpu != nil || !l.rowsGoAsTheyAre() {
+	if l.gpu != nil || l.schema != nil || !l.rowsGoAsTheyAre() {
 		return 0
 	}
 	return l.l.Ahead()
@@ -699,20 +710,15 @@ func hopEdges(b *sched.Loaded) []int64 {
 // tensors are those of docs/reference/protocol.md.
 func (l *servedLoader) tensors(b *sched.Loaded) []serve.Tensor {
 	rows := int64(len(b.Nodes))
-	y := serve.Tensor{Name: "y", DType: "int64", Shape: []int64{int64(len(b.Labels))},
-		Bytes: int64(len(b.Labels)) * 8, Put: func(to []byte) {
-			widen(hostmem.View[int64](to), b.Labels)
-		}}
-	if b.Targets != nil {
-		y = serve.Of("y", "float32", b.Targets)
-		y.Shape = []int64{int64(len(b.Targets) / b.Columns), int64(b.Columns)}
-	}
-	all := []serve.Tensor{l.rows(b, rows), serve.Of("n_id", "int64", b.Nodes), y}
+	all := []serve.Tensor{l.rows(b, rows), serve.Of("n_id", "int64", b.Nodes), targets(b)}
 	edges := int64(0) // that edge_index has
 	for _, n := range hopEdges(b) {
 		edges += n
 	}
 	for h := range b.Blocks {
+		if !l.blocks {
+			break
+		}
 		k := &b.Blocks[h]
 		n := strconv.Itoa(h)
 		all = append(all, serve.Of("indptr."+n, "int64", k.Indptr), serve.Tensor{Name: "src." + n,
@@ -741,6 +747,18 @@ func (l *servedLoader) tensors(b *sched.Loaded) []serve.Tensor {
 				}
 			}
 		}})
+}
+
+// targets are those of the seeds, or of all nodes.
+func targets(b *sched.Loaded) serve.Tensor {
+	if b.Targets != nil {
+		y := serve.Of("y", "float32", b.Targets)
+		y.Shape = []int64{int64(len(b.Targets) / b.Columns), int64(b.Columns)}
+		return y
+	}
+	n := int64(len(b.Labels))
+	return serve.Tensor{Name: "y", DType: "int64", Shape: []int64{n}, Bytes: n * 8,
+		Put: func(to []byte) { widen(hostmem.View[int64](to), b.Labels) }}
 }
 
 // rows are the features: numbers as the SSDs have them, without the padding of a row; float32 where

@@ -38,6 +38,9 @@ type request struct {
 	Anew     bool           `json:"anew"`
 	Labels   bool           `json:"all_labels"`
 	Position bool           `json:"positions"`
+	NoBlocks bool           `json:"no_blocks"`
+	Of       string         `json:"node_type"`
+	Typed    bool           `json:"typed"`
 	Rank     int            `json:"rank"`
 	World    *int           `json:"world"`
 	Job      string         `json:"job"`

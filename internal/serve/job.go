@@ -77,7 +77,7 @@ var errRegroup = errors.New("other ranks are to be served")
 func keyOf(d *openDataset, name string, q LoaderRequest) (string, error) {
 	sum := sha256.Sum256(hostmem.Bytes(q.Nodes))
 	all := []any{name, d.q, d.Info().UUID, q.Options, q.Split, q.Nodes == nil, sum, q.Shuffle,
-		q.Anew, q.AllLabels, q.Positions, q.World, q.Device}
+		q.Anew, q.AllLabels, q.Positions, q.World, q.Device, q.Type, q.NoBlocks}
 	key, err := json.Marshal(all)
 	return string(key), err
 }

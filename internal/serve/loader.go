@@ -47,8 +47,11 @@ type batch struct {
 	Seeds  int     `json:"num_seeds"`
 	HopEnd []int64 `json:"hop_end"`
 	// Clients whose tensors lie on a GPU would have to fetch indptr for them.
-	HopEdges []int64  `json:"hop_edges,omitempty"`
-	Tensors  []tensor `json:"tensors"`
+	HopEdges []int64 `json:"hop_edges,omitempty"`
+	// Of a typed graph, for each type and for each relation.
+	TypeEnd       [][]int64 `json:"type_end,omitempty"`
+	RelationEdges [][]int64 `json:"relation_edges,omitempty"`
+	Tensors       []tensor  `json:"tensors"`
 }
 
 // put writes a batch into a slot, which is then the client's: that of its claim, if it has one.
@@ -78,7 +81,7 @@ func (l *loader) put(b *Batch, c *claim) error {
 	}
 	l.of.s.batches.Add(1)
 	return l.of.wrote(l.of.out.post(batch{"batch", l.id, b.Epoch, b.Index, slot, b.Seeds, b.HopEnd,
-		b.HopEdges, described}, -1))
+		b.HopEdges, b.TypeEnd, b.RelationEdges, described}, -1))
 }
 
 // grow makes a ring of larger slots. The client has the former one's slots until it releases them.

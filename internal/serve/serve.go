@@ -32,6 +32,7 @@ type Backend interface {
 type OpenRequest struct {
 	Dataset      string
 	SSDFile, SSD []string
+	Typed        bool // the client knows typed graphs
 	// Foreign: the client is of another user, to whom the daemon lends none of its rights.
 	Foreign bool
 }
@@ -54,8 +55,30 @@ type DatasetInfo struct {
 	RowDType string           `json:"row_dtype"`
 	Splits   map[string]int64 `json:"splits"`
 	// Arrays has the .npy files of features, labels, indptr, indices and the splits, relative to
-	// the dataset's folder.
-	Arrays map[string]string `json:"arrays"`
+	// the dataset's folder. Those of a typed graph have labels and splits alone, of nodes of type
+	// Target.
+	Arrays    map[string]string `json:"arrays"`
+	Types     []NodeType        `json:"node_types,omitempty"`
+	Relations []Relation        `json:"relations,omitempty"`
+	Target    string            `json:"target_type,omitempty"`
+}
+
+// NodeType is a type of nodes of a typed graph.
+type NodeType struct {
+	Name     string `json:"name"`
+	Nodes    int64  `json:"nodes"`
+	Dim      int    `json:"dim"`
+	Features string `json:"features,omitempty"` // its file in the folder
+}
+
+// Relation is a type of edges of a typed graph, by destination.
+type Relation struct {
+	Src     string `json:"src"`
+	Name    string `json:"name"`
+	Dst     string `json:"dst"`
+	Edges   int64  `json:"edges"`
+	Indptr  string `json:"indptr"` // files in the folder
+	Indices string `json:"indices"`
 }
 
 // LoaderRequest describes the mini-batches of a loader. Nodes, where not nil, replace Split.
@@ -63,10 +86,12 @@ type LoaderRequest struct {
 	Options map[string]string
 	Split   string
 	Nodes   []int64
+	Type    string // of Nodes in a typed graph; empty: the one that has targets
 	Shuffle bool
 	// Anew: neighbours are drawn anew in each epoch, whether Shuffle or not. AllLabels: labels
 	// come of all nodes, not of the seeds alone. Positions: those of the seeds come, too.
 	Anew, AllLabels, Positions bool
+	NoBlocks                   bool // of the edges edge_index alone comes
 	// Device is the place of batches: "cpu", "cuda", or "auto", which is cuda where that
 	// goes.
 	Device string
@@ -129,8 +154,11 @@ type Batch struct {
 	Epoch, Index, Seeds int
 	HopEnd              []int64
 	HopEdges            []int64 // of edge_index
-	Tensors             []Tensor
-	At                  Place // that the first tensor is in; nil: none
+	// Of a typed graph: of each type the nodes after each hop, and of each relation the edges of
+	// edge_index by hop.
+	TypeEnd, RelationEdges [][]int64
+	Tensors                []Tensor
+	At                     Place // that the first tensor is in; nil: none
 }
 
 // Tensor has Bytes bytes, which Put writes.

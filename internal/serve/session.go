@@ -269,7 +269,7 @@ func (x *session) open(q *request) error {
 		return x.out.say(failure(0, errs.New(errs.Capability,
 			"a client may open %d datasets; use another connection", maxDatasets)), -1)
 	}
-	of := OpenRequest{q.Dataset, q.SSDFile, q.SSD, x.foreign}
+	of := OpenRequest{q.Dataset, q.SSDFile, q.SSD, q.Typed, x.foreign}
 	d, err := x.s.Backend.Open(x.ctx, of)
 	if err != nil {
 		return x.answer(err)
@@ -350,8 +350,9 @@ func (x *session) newLoader(q *request) (*loader, error) {
 
 // loaderRequest checks what a client asks of a loader.
 func (x *session) loaderRequest(q *request) (r LoaderRequest, slots int, err error) {
-	r = LoaderRequest{Nodes: q.nodes, Shuffle: q.Shuffle, Anew: q.Anew,
-		AllLabels: q.Labels, Positions: q.Position, World: 1, Device: cmp.Or(q.Device, "cpu"), Foreign: x.foreign}
+	r = LoaderRequest{Nodes: q.nodes, Type: q.Of, Shuffle: q.Shuffle, Anew: q.Anew,
+		AllLabels: q.Labels, Positions: q.Position, NoBlocks: q.NoBlocks, World: 1,
+		Device: cmp.Or(q.Device, "cpu"), Foreign: x.foreign}
 	switch {
 	case q.Split == nil && q.nodes == nil:
 		return r, 0, errs.New(errs.Usage, "neither a split nor nodes; give one")

@@ -91,7 +91,7 @@ func (e *Engine) measured(b plan.TierSizes, h *cache.Hotness) (plan.TierSizes, e
 // sampled for what they need of the device's memory. Without anything to train on it is 0.
 func (e *Engine) AutoRoom(ctx context.Context) (int64, error) {
 	if e.Seen.HopEnd == nil {
-		train, err := e.In.Dataset.Split("train")
+		train, err := e.In.HotFrom()
 		if err != nil {
 			return 0, err
 		}

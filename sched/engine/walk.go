@@ -220,7 +220,9 @@ func (w operators) Begin(i int) (*Slot, error) {
 	if s.Own != nil {
 		s.Features = p.PlaceOf(i, s.Own)
 	}
-	e.Targets.Write(s.Seeds, s.Labels.Bytes())
+	if e.In.Seeds == nil {
+		e.Targets.Write(s.Seeds, s.Labels.Bytes())
+	}
 	if err := w.take(); err != nil {
 		return nil, err
 	}

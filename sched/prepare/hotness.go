@@ -67,7 +67,7 @@ func (s *Sampling) Choose(ctx context.Context, b plan.TierSizes, hooks Hooks) (p
 // findHotness makes h the rows' hotness by cfg.Hotness: from a file of an earlier run where its key
 // is the same, else anew, and then kept for later runs. sizes asks for s.seen, too.
 func (s *Sampling) findHotness(ctx context.Context, h *cache.Hotness, sizes bool) error {
-	train, err := s.In.Dataset.Split("train")
+	train, err := s.In.HotFrom()
 	if err != nil {
 		return err
 	}
@@ -170,6 +170,9 @@ func (s *Sampling) hotnessKey(by *report.HotnessInfo, train []int64) (key cache.
 	m := s.In.Dataset.Meta
 	key = cache.HotnessKey{Source: by.By, Dataset: s.In.Dataset.UUID().String(), Rows: s.Rows,
 		Edges: m.Edges}
+	if s.In.Seeds != nil {
+		defer func() { key.Method += ", of type " + s.schema.Types[s.schema.Seeds].Name }()
+	}
 	switch by.By {
 	case plan.HotnessPresample, plan.HotnessForesight:
 		key.Train = cache.HashNodes(train)

@@ -76,6 +76,9 @@ func New(cfg plan.Config, in Inputs, obs report.Observer, t rowtype.Type) *Sampl
 		schema: sampled(&cfg, &m),
 		Rows:   rows, Dim: dim, RowType: t, RowBytes: int64(t.RowBytes(dim)),
 	}
+	if in.Seeds != nil {
+		s.schema.Seeds = in.Seeds.Type
+	}
 	s.share()
 	return s
 }
@@ -323,6 +326,23 @@ type Inputs struct {
 	// Group, where given, is the processes that train together (plan.Config.Ranks).
 	Group ranks.Group
 	SSDs  []*gpuio.SSD // any order: the superblocks say which stripe each holds
+	// Seeds are given for a loader of a typed graph whose seeds are of another type than those that
+	// have targets.
+	Seeds *TypedSeeds
+}
+
+// TypedSeeds are nodes of a type of a typed graph, by their numbers in the type.
+type TypedSeeds struct {
+	Type  int
+	Nodes []int64
+}
+
+// HotFrom returns the nodes from which rows are sampled to find their hotness.
+func (in *Inputs) HotFrom() ([]int64, error) {
+	if in.Seeds != nil {
+		return in.Seeds.Nodes, nil
+	}
+	return in.Dataset.Split("train")
 }
 
 // FillRows is the number of rows that one set of a tier's filling reads. Tests lower it.
