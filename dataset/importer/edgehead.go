@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 
+	tables "helios/dataset/table"
 	"helios/internal/errs"
 )
 
@@ -71,7 +72,7 @@ func edgeCells(s *splitter, text []byte) (cells [][]byte, data []byte, err error
 		}
 	}
 	if s.sep == 0 {
-		s.sep = separatorOf(text)
+		s.sep = tables.SeparatorOf(text)
 	}
 	cells, err = s.split(text)
 	return cells, data, err
@@ -105,7 +106,7 @@ func (im *edgesImport) readEdgeHead(path string) (*edgeHead, error) {
 	}
 	s := splitter{}
 	if h.konect != "" {
-		s.sep = blank
+		s.sep = tables.Blank
 	}
 	cells, data, err := edgeCells(&s, first)
 	if err != nil {
@@ -286,7 +287,7 @@ func (im *edgesImport) givenEnds(l *lines, h *edgeHead, names []string) (src, ds
 // names of columns that have none.
 func (im *edgesImport) countsAsNames(l *lines, h *edgeHead, names []string,
 	sample [][][]byte) error {
-	if names != nil || h.sep == blank || len(sample) == 0 || len(sample[0]) != 2 ||
+	if names != nil || h.sep == tables.Blank || len(sample) == 0 || len(sample[0]) != 2 ||
 		!counting(sample[0]) || im.o.Header.of("edges") != "" {
 		return nil
 	}

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"helios/dataset/edges"
+	tables "helios/dataset/table"
 	"helios/internal/container"
 	"helios/internal/errs"
 	"helios/internal/infile"
@@ -130,8 +131,8 @@ func (t *edgeText) end(b []byte, e int) int {
 	if n == 0 || rest[0] != t.sep || rest[n-1] == '}' || bytes.IndexByte(rest, '"') >= 0 {
 		return -1
 	}
-	if t.sep == blank && words(rest) != t.after ||
-		t.sep != blank && bytes.Count(rest, []byte{t.sep}) != t.after {
+	if t.sep == tables.Blank && words(rest) != t.after ||
+		t.sep != tables.Blank && bytes.Count(rest, []byte{t.sep}) != t.after {
 		return -1
 	}
 	return e + n
@@ -255,7 +256,7 @@ func (t *edgeText) edge(text []byte) (ids [2]int64, why errs.Text) {
 	case len(cells) < 2:
 		return ids, errs.Textf(
 			"%q is not an edge; two node ids are needed, and by the first line %s separate them",
-			clip(text), separatorNames[t.sep])
+			clip(text), tables.SeparatorNames[t.sep])
 	case len(cells) != t.cols && emptyCell(cells) > 0:
 		return ids, errs.Textf("column %d is empty, and the lines before have %d columns",
 			emptyCell(cells), t.cols)

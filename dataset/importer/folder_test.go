@@ -248,7 +248,7 @@ func TestImportOGBBad(t *testing.T) {
 		"more edges than told": {change: replaced("raw/edge.csv.gz", long["raw/edge.csv.gz"]),
 			want: []string{"edge.csv.gz has 5000 edges, there should be 6"}},
 		"edges are Parquet": {change: replaced("raw/edge.csv.gz", "PAR1\x15\x04"),
-			want: []string{"edge.csv.gz is a Parquet file; write it again as CSV"}},
+			want: []string{"edge.csv.gz is a Parquet file; \"import tables\" reads it"}},
 		"edges cut": {change: cut("raw/edge.csv.gz", -9),
 			want: []string{"edge.csv.gz: truncated or damaged near line", "byte", "copy it again"}},
 		"edges' checksum": {change: badCRC("raw/edge.csv.gz"),

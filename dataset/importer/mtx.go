@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"helios/dataset/edges"
+	tables "helios/dataset/table"
 	"helios/internal/errs"
 )
 
@@ -154,7 +155,7 @@ func clipTo(b []byte, n int) []byte { return b[:min(n, len(b))] }
 
 // edges returns the entries as edges, each line "I J [VALUE …]".
 func (m *mtx) edges() (edges.Source, error) {
-	h := formatColumns(blank, 2+m.values)
+	h := formatColumns(tables.Blank, 2+m.values)
 	h.begin, h.line = m.begin, m.line
 	s, err := formatEdges(m.path, h, idRange{base: 1, nodes: m.n, known: true}, m.entries)
 	if err != nil || m.symmetry == "general" {

@@ -176,7 +176,7 @@ func TestMTXRefuses(t *testing.T) {
 		"a line without ends": {head + "pattern general\n3 3 1\n" + strings.Repeat("1", 17<<20),
 			"line of more than 16777216 bytes"},
 		"gz/cut":  {string(gz[:len(gz)-9]), "truncated or damaged"},
-		"gz/zstd": {"\x28\xb5\x2f\xfd\x00", "a Zstandard file; unpack it first with unzstd"},
+		"gz/zstd": {"\x28\xb5\x2f\xfd\x00", "the compressed data ends early"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "m.mtx")

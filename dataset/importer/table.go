@@ -11,6 +11,7 @@ import (
 	"strings"
 	"unsafe"
 
+	tables "helios/dataset/table"
 	"helios/internal/errs"
 )
 
@@ -161,7 +162,7 @@ func readTableHead(path string) (*tableHead, error) {
 		if h.first == nil {
 			h.l.n = l.n
 			text = closeQuotes(l, text)
-			h.sep = separatorOf(text)
+			h.sep = tables.SeparatorOf(text)
 			s.sep, h.from = h.sep, l.n+1
 		}
 		cells, err := s.split(text)
@@ -526,8 +527,8 @@ func (t *table) ragged(text []byte, n int) string {
 	if t.kind == "labels" && n == 1 && t.cols == 2 {
 		hint = "; labels are one (the class) or two (node id and class) a line"
 	}
-	if other := separatorOf(text); other != t.sep && n == 1 {
-		hint = "; by the first line, columns are separated by " + separatorNames[t.sep]
+	if other := tables.SeparatorOf(text); other != t.sep && n == 1 {
+		hint = "; by the first line, columns are separated by " + tables.SeparatorNames[t.sep]
 	}
 	if t.kind == "features" && len(t.take) == t.cols {
 		return fmt.Sprintf("%d features, the rows before have %d%s", n, t.cols, hint)

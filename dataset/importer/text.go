@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	tables "helios/dataset/table"
 	"helios/internal/container"
 	"helios/internal/errs"
 )
@@ -81,32 +82,6 @@ func (l *lines) bad(format string, a ...any) error {
 	return errs.New(errs.Usage, "%s:%d: "+format, append([]any{l.path, l.n}, a...)...)
 }
 
-// blank stands for white space of any length between columns.
-const blank = ' '
-
-// separatorOf returns what is between the columns of a file, by its first line. A semicolon or a
-// tab goes before a comma, which may be that of a decimal.
-func separatorOf(line []byte) byte {
-	quoted := false
-	has := map[byte]bool{}
-	for _, c := range bytes.TrimSpace(line) {
-		if c == '"' {
-			quoted = !quoted
-		}
-		has[c] = has[c] || !quoted
-	}
-	for _, c := range []byte{';', '\t', ',', blank} {
-		if has[c] {
-			return c
-		}
-	}
-	return ','
-}
-
-// separatorNames are for messages.
-var separatorNames = map[byte]string{';': "semicolons", '\t': "tabs", ',': "commas",
-	blank: "white space"}
-
 // splitter cuts the lines of a file at its separator.
 type splitter struct {
 	sep   byte
@@ -124,7 +99,7 @@ func (s *splitter) split(line []byte) ([][]byte, error) {
 	}
 	for rest := line; ; {
 		var i int
-		if s.sep == blank {
+		if s.sep == tables.Blank {
 			rest = bytes.TrimLeft(rest, " \t")
 			i = bytes.IndexAny(rest, " \t")
 		} else {
@@ -172,7 +147,7 @@ func (s *splitter) why(cell []byte, column int) string {
 	case bytes.ContainsAny(cell, " \t,;"):
 		return fmt.Sprintf(
 			"%q in column %d is not a number; by its first line, the file's columns are separated by %s",
-			clip(cell), column, separatorNames[s.sep])
+			clip(cell), column, tables.SeparatorNames[s.sep])
 	}
 	return fmt.Sprintf("%q in column %d is not a number", clip(cell), column)
 }

@@ -16,7 +16,7 @@ const (
 	List              // Values, cut by Offsets
 )
 
-// Column is one column of a batch of rows. Its memory belongs to the reader until the next batch.
+// Column is one column of a batch of rows. Nobody writes to its memory later.
 type Column struct {
 	Name    string
 	Kind    Kind
@@ -31,10 +31,11 @@ type Column struct {
 // Batch is some successive rows of one file.
 type Batch struct {
 	File    string
-	First   int64 // number of the batch's first row in its file, from 0
-	Line    int64 // text files: line of the first row, from 1; else 0
+	First   int64 // number of the batch's first row in its file, from 0; -1 in text files
+	Line    int64 // text files: line of the first row, from 1; else 0 (Where names rows)
 	Rows    int
 	Columns []Column
+	lines   []int64 // text files: line of each row, where cells have line feeds
 }
 
 // Text returns the bytes of cell i of a column of Text.

@@ -25,10 +25,14 @@ const (
 	Bzip2
 	XZ
 	LZ4
+	Zstd
 	NPY
 	Zip
 	Pickle
-	foreign // from here on, kinds that nobody here reads
+	Parquet
+	Arrow       // a file, also called Feather version 2
+	ArrowStream // the same without an index at its end
+	foreign     // from here on, kinds that nobody here reads
 )
 
 // signature tells a kind by bytes at an offset.
@@ -42,6 +46,7 @@ type signature struct {
 
 const (
 	convert = "write it again as CSV, or its columns as .npy"
+	tables  = `"import tables" reads it`
 	unpack  = "unpack it first"
 )
 
@@ -50,13 +55,13 @@ var signatures = []signature{
 	{Bzip2, 0, "BZh", "a bzip2 file", unpack + " with bunzip2"},
 	{XZ, 0, "\xfd7zXZ\x00", "an xz file", unpack + " with unxz"},
 	{LZ4, 0, "\x04\x22\x4d\x18", "an lz4 file", unpack + " with unlz4"},
+	{Zstd, 0, "\x28\xb5\x2f\xfd", "a Zstandard file", unpack + " with unzstd"},
 	{NPY, 0, "\x93NUMPY", "a .npy array", "give it where an array is wanted"},
 	{Zip, 0, "PK\x03\x04", "a zip archive", unpack + " with unzip"},
 	{Zip, 0, "PK\x05\x06", "an empty zip archive", "give the files themselves"},
-	{foreign, 0, "\x28\xb5\x2f\xfd", "a Zstandard file", unpack + " with unzstd"},
-	{foreign, 0, "PAR1", "a Parquet file", convert},
-	{foreign, 0, "ARROW1", "an Arrow file (Feather version 2)", convert},
-	{foreign, 0, "\xff\xff\xff\xff", "a stream of Arrow", convert},
+	{Parquet, 0, "PAR1", "a Parquet file", tables},
+	{Arrow, 0, "ARROW1", "an Arrow file (Feather version 2)", tables},
+	{ArrowStream, 0, "\xff\xff\xff\xff", "a stream of Arrow", tables},
 	{foreign, 0, "FEA1", "a Feather file (version 1)", convert},
 	{foreign, 0, "ORC", "an ORC file", convert},
 	{foreign, 0, "Obj\x01", "an Avro file", convert},

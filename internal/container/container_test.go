@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/pierrec/lz4/v4"
 	"github.com/stretchr/testify/require"
 
@@ -52,6 +53,11 @@ func packed(t *testing.T, s string) map[string][]byte {
 	}
 	pack("gz", func(w io.Writer) io.WriteCloser { return gzip.NewWriter(w) })
 	pack("lz4", func(w io.Writer) io.WriteCloser { return lz4.NewWriter(w) })
+	pack("zst", func(w io.Writer) io.WriteCloser {
+		z, err := zstd.NewWriter(w)
+		require.NoError(t, err)
+		return z
+	})
 	return out
 }
 
@@ -93,7 +99,7 @@ func TestOpenText(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, empty.Close())
 	_, err = OpenText(write(t, "e.csv.gz", packed(t, "PAR1\x15\x04")["gz"]))
-	require.ErrorContains(t, err, "e.csv.gz is a Parquet file, compressed; write it again as CSV")
+	require.ErrorContains(t, err, "e.csv.gz is a Parquet file, compressed; \"import tables\" reads it")
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
 }
 
@@ -106,7 +112,7 @@ func TestForeign(t *testing.T) {
 		content []byte
 		say     string
 	}{
-		"parquet":  {[]byte("PAR1\x15\x04\x15PAR1"), "a Parquet file; write it again as CSV"},
+		"parquet":  {[]byte("PAR1\x15\x04\x15PAR1"), "a Parquet file; \"import tables\" reads it"},
 		"feather":  {[]byte("ARROW1\x00\x00\xff\xff\xff\xff"), "an Arrow file (Feather version 2)"},
 		"feather1": {[]byte("FEA1\x00\x00"), "a Feather file (version 1)"},
 		"arrows": {[]byte("\xff\xff\xff\xff\x78\x00\x00\x00\x10\x00\x00\x00\x00\x00\x0a\x00\x0c\x00"),
@@ -117,7 +123,6 @@ func TestForeign(t *testing.T) {
 		"matlab":     {[]byte("MATLAB 5.0 MAT-file, Platform: GLNXA64"), "a MATLAB file"},
 		"matlab 7.3": {bytesAt(512, "\x89HDF\r\n\x1a\n"), "an HDF5 file (MATLAB 7.3)"},
 		"sqlite":     {[]byte("SQLite format 3\x00\x10\x00"), "an SQLite database"},
-		"zst":        {[]byte("\x28\xb5\x2f\xfd\x24\x08\x41"), "a Zstandard file; unpack it first with unzstd"},
 		"tar":        {bytesAt(257, "ustar\x0000"), "a tar archive; unpack it first with tar -xf"},
 		"pickle 2":   {[]byte("\x80\x02]q\x00(K\x01K\x02e."), "a pickle, which can hold any code"},
 		"pickle 4":   {[]byte("\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00]\x94."), "a pickle"},

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/pierrec/lz4/v4"
 	"github.com/therootcompany/xz"
 
@@ -19,7 +20,8 @@ import (
 const maxDictionary = 128 << 20
 
 var errDictionary = fmt.Errorf(
-	"its dictionary has more than %d MiB; compress it again with xz -9 or less", maxDictionary>>20)
+	"its dictionary has more than %d MiB; compress it again with a smaller one (xz -9, zstd -19)",
+	maxDictionary>>20)
 
 // errCut is the early end of a compressed file; it is not io.ErrUnexpectedEOF, which io.ReadFull
 // says of the end of the text, too.
@@ -33,19 +35,21 @@ type Text struct {
 	path   string
 	r      io.Reader
 	n      int64
+	zstd   *zstd.Decoder // nil: the file is no Zstandard
 }
 
-// OpenText opens a text file: plain, or compressed with gzip, bzip2, xz or lz4, by its content.
+// OpenText opens a text file: plain, or compressed with gzip, bzip2, xz, lz4 or Zstandard, by its
+// content.
 // Other kinds, also within the compression, are refused by name.
 func OpenText(path string) (*Text, error) {
-	f, k, err := Open(path, Gzip, Bzip2, XZ, LZ4)
+	f, k, err := Open(path, Gzip, Bzip2, XZ, LZ4, Zstd)
 	if err != nil {
 		return nil, err
 	}
 	t := &Text{File: f, path: path, Packed: k.Kind != Plain}
 	err = t.unpack(k)
 	if err != nil {
-		return nil, errors.Join(err, f.Close())
+		return nil, errors.Join(err, t.Close())
 	}
 	return t, nil
 }
@@ -68,6 +72,10 @@ func (t *Text) unpack(k File) error {
 		t.r = bzip2.NewReader(in)
 	case LZ4:
 		t.r = lz4.NewReader(in)
+	case Zstd:
+		t.zstd, err = zstd.NewReader(in, zstd.WithDecoderConcurrency(1),
+			zstd.WithDecoderMaxWindow(maxDictionary))
+		t.r = t.zstd
 	default:
 		t.r, err = xz.NewReader(in, maxDictionary)
 	}
@@ -99,7 +107,7 @@ func plainly(err error) error {
 	switch {
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return errCut
-	case errors.Is(err, xz.ErrMemlimit):
+	case errors.Is(err, xz.ErrMemlimit), errors.Is(err, zstd.ErrWindowSizeExceeded):
 		return errDictionary
 	}
 	return err
@@ -109,7 +117,12 @@ func plainly(err error) error {
 func (t *Text) At() int64 { return t.n }
 
 // Close closes the file.
-func (t *Text) Close() error { return t.File.Close() }
+func (t *Text) Close() error {
+	if t.zstd != nil {
+		t.zstd.Close()
+	}
+	return t.File.Close()
+}
 
 type counter struct{ t *Text }
 

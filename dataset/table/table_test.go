@@ -1,0 +1,159 @@
+package table
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func write(t *testing.T, name, content string) string {
+	path := filepath.Join(t.TempDir(), name)
+	require.NoError(t, os.WriteFile(path, []byte(content), 0o644))
+	return path
+}
+
+// show is a column's cells as text, "-" for a missing one.
+func (c *Column) show(i int) string {
+	if c.IsMissing(i) {
+		return "-"
+	}
+	switch c.Kind {
+	case Text:
+		return string(c.Text(i))
+	case Float:
+		return fmt.Sprint(c.Floats[i])
+	case Uint:
+		return fmt.Sprint(uint64(c.Ints[i]))
+	case List:
+		var out []string
+		for k := c.Offsets[i]; k < c.Offsets[i+1]; k++ {
+			out = append(out, c.Values.show(k))
+		}
+		return "[" + strings.Join(out, " ") + "]"
+	}
+	return fmt.Sprint(c.Ints[i])
+}
+
+// rowsOf reads all rows as text.
+func rowsOf(s *Source) (rows []string, err error) {
+	err = Each(context.Background(), s, func(b *Batch) (out []string, err error) {
+		for i := range b.Rows {
+			var cells []string
+			for k := range b.Columns {
+				cells = append(cells, b.Columns[k].show(i))
+			}
+			out = append(out, strings.Join(cells, "|"))
+		}
+		return out, nil
+	}, func(out []string) error {
+		rows = append(rows, out...)
+		return nil
+	})
+	return rows, err
+}
+
+func read(t *testing.T, o Options, path ...string) ([]string, error) {
+	s, err := Open(path, o)
+	if err != nil {
+		return nil, err
+	}
+	return rowsOf(s)
+}
+
+func TestText(t *testing.T) {
+	for name, c := range map[string]struct {
+		text, header string
+		columns      []string
+		want         []string
+		say          string
+	}{
+		"plain":     {text: "id,x\na,1\nb,2\n", want: []string{"a|1", "b|2"}},
+		"no end":    {text: "id,x\na,1\nb,2", want: []string{"a|1", "b|2"}},
+		"crlf":      {text: "id,x\r\na,1\r\nb,2\r\n\r\n", want: []string{"a|1", "b|2"}},
+		"mark":      {text: "\xef\xbb\xbfid,x\na,1\n", want: []string{"a|1"}, columns: []string{"id", "x"}},
+		"tabs":      {text: "id\tx\na b\t\n", want: []string{"a b|-"}},
+		"semicolon": {text: "id;x\na;1,5\n", want: []string{"a|1,5"}},
+		"blanks":    {text: "id   x\na \t 1 \n", want: []string{"a|1"}},
+		"quotes":    {text: "\"i,d\",x\n\"a\"\"b\",\"1\n2\"\nc,\n", want: []string{"a\"b|1\n2", "c|-"}},
+		"empties":   {text: "a,b,c\n,,\n,\"\",\n", want: []string{"-|-|-", "-|-|-"}},
+		"chosen":    {text: "a,b,c\n1,2,3\n", columns: []string{"c", "a"}, want: []string{"3|1"}},
+		"one":       {text: "a\nx\n\ny\n", want: []string{"x", "-", "y"}},
+		"snap":      {text: "# Nodes: 3\n# From To\n1 2\n3 1\n", columns: []string{"To"}, want: []string{"2", "1"}},
+		"no header": {text: "1,2\n3,4\n", header: "no", columns: []string{"2"}, want: []string{"2", "4"}},
+		"numbers":   {text: "0,1\n3,4\n", header: "yes", columns: []string{"1"}, want: []string{"4"}},
+
+		"numbers first": {text: "0,1\n3,4\n", say: ":1: the line should name the columns"},
+		"ragged":        {text: "a,b\n1,2\n1\n", say: ":3: 1 cells, and 2 columns are named"},
+		"other":         {text: "a\tb\n1,2\n", say: ":2: 1 cells, and 2 columns are named; by the first line, columns are separated by tabs"},
+		"empty line":    {text: "a,b\n1,2\n\n3,4\n", say: ":3: the line is empty"},
+		"bare quote":    {text: "a,b\n5\" tall,2\n", say: ":2: a quote within a cell"},
+		"after quote":   {text: "a,b\n\"5\"x,2\n", say: ":2: text behind a quoted cell"},
+		"open quote":    {text: "a,b\n1,2\n\"5,2\n3,4\n", say: ":3: a quoted cell does not end"},
+		"no utf-8":      {text: "a,b\n1,\xff\xfe\n", say: `:2: column b: \xff\xfe is no UTF-8`},
+		"twice":         {text: "a,a\n1,2\n", say: "columns 1 and 2 are both called"},
+		"no column":     {text: "a,b\n1,2\n", columns: []string{"c"}, say: `has no column "c"; it has a (text), b (text)`},
+		"nothing":       {text: "", say: "is empty"},
+
+		"json": {text: "{\"a\":1,\"b\":\"x\"}\n\n{\"b\":null,\"c\":[1,2.5]}\n",
+			want: []string{"1|x|-", "-|-|[1 2.5]"}},
+		"json strings": {text: "{\"a\":\"\\u00e9\\n\"}\n{\"a\":true}\n", want: []string{"é\n", "true"}},
+		"json cut":     {text: "{\"a\":1}\n{\"a\":\n", say: ":2: "},
+		"json nested":  {text: "{\"a\":{}}\n", say: ":1: member a: an object within an object"},
+		"json mixed":   {text: "{\"a\":[1]}\n{\"a\":1}\n", say: ":2: member a: some lines have an array"},
+		"json twice":   {text: "{\"a\":1,\"a\":2}\n", say: ":1: member a: stands twice"},
+	} {
+		got, err := read(t, Options{Header: c.header, Columns: c.columns}, write(t, "t.csv", c.text))
+		if c.say != "" {
+			require.ErrorContains(t, err, c.say, name)
+			continue
+		}
+		require.NoError(t, err, name)
+		require.Equal(t, c.want, got, name)
+	}
+}
+
+// Rows go over the borders of blocks whole, with their lines.
+func TestTextBlocks(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("id,text\n")
+	want := []string{}
+	for i := range 120_000 {
+		cell := fmt.Sprintf("%d-%s", i, strings.Repeat("x", i%37))
+		if i%5 == 0 {
+			fmt.Fprintf(&b, "%d,\"%s\n\"\"\"\n", i, cell)
+			cell += "\n\""
+		} else {
+			fmt.Fprintf(&b, "%d,%s\n", i, cell)
+		}
+		want = append(want, fmt.Sprintf("%d|%s", i, cell))
+	}
+	got, err := read(t, Options{}, write(t, "t.csv", b.String()))
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+	b.WriteString("a,b,c\n")
+	_, err = read(t, Options{}, write(t, "t.csv", b.String()))
+	require.ErrorContains(t, err, fmt.Sprintf(":%d: 3 cells", 120_000+24_000+2))
+}
+
+func TestParts(t *testing.T) {
+	dir := t.TempDir()
+	for i, name := range []string{"part-2.csv", "part-10.csv", "part-1.csv", "_SUCCESS", ".x.crc"} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), fmt.Appendf(nil, "id\n%d\n", i), 0o644))
+	}
+	want := []string{"2", "0", "1"}
+	for _, p := range []string{dir, filepath.Join(dir, "part-*.csv"), filepath.Join(dir, "part-?*")} {
+		got, err := read(t, Options{}, p)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "part-3.csv"), []byte("ID\n1\n"), 0o644))
+	_, err := read(t, Options{}, dir)
+	require.ErrorContains(t, err, "part-1.csv has the columns id (text), "+dir+"/part-3.csv has ID (text)")
+	_, err = read(t, Options{}, filepath.Join(dir, "q*"))
+	require.ErrorContains(t, err, "no file has such a name")
+}
