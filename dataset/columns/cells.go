@@ -1,0 +1,279 @@
+package columns
+
+import (
+	"bytes"
+	"errors"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+	"unicode/utf8"
+	"unsafe"
+
+	"helios/dataset/table"
+	"helios/internal/errs"
+)
+
+// text is a cell as a string that is valid until its batch goes.
+func text(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
+
+// fault is an error of a row; -1: of all rows.
+type fault struct {
+	row int
+	err error
+}
+
+// first returns an error of the first row that has a fault; ties are the first column's.
+func first(b *table.Batch, n int, spec func(int) *Spec, check func(int) *fault) error {
+	var worst *fault
+	var s *Spec
+	for i := range n {
+		if f := check(i); f != nil && (worst == nil || f.row < worst.row) {
+			worst, s = f, spec(i)
+		}
+	}
+	switch {
+	case worst == nil:
+		return nil
+	case worst.row < 0:
+		return worst.err
+	}
+	return b.Bad(worst.row, s.Column, "%w", worst.err)
+}
+
+// find returns a column of a batch.
+func find(b *table.Batch, name string) (*table.Column, error) {
+	for i := range b.Columns {
+		if b.Columns[i].Name == name {
+			return &b.Columns[i], nil
+		}
+	}
+	return nil, errs.New(errs.Usage, "%s has no column %s", b.File, table.Brief(name))
+}
+
+// missing reports whether a cell has no value.
+func (s *Spec) missing(c *table.Column, i int) bool {
+	switch {
+	case c.IsMissing(i):
+		return true
+	case c.Kind == table.Text:
+		t := bytes.TrimSpace(c.Text(i))
+		return len(t) == 0 || len(s.NA) > 0 && slices.Contains(s.NA, text(t))
+	case c.Kind == table.Float:
+		return c.Floats[i] != c.Floats[i]
+	}
+	return false
+}
+
+var (
+	errNumber = errors.New("is no number")
+	errFinite = errors.New("is no number that float32 holds")
+)
+
+// parseNumber reads a decimal number.
+func parseNumber(t []byte) (float64, error) {
+	t = bytes.TrimSpace(t)
+	if len(t) == 0 || !(t[len(t)-1] >= '0' && t[len(t)-1] <= '9' || t[len(t)-1] == '.') ||
+		bytes.ContainsAny(t, "xX_") { // infinities, NaN, hexadecimal
+		return 0, errNumber
+	}
+	x, err := strconv.ParseFloat(text(t), 64)
+	if err != nil && !errors.Is(err, strconv.ErrRange) {
+		return 0, errNumber
+	}
+	return x, nil // too large is an infinity, which no feature may be
+}
+
+// parseBool reads a word for true or false.
+func parseBool(t []byte) (float64, error) {
+	switch string(bytes.ToLower(bytes.TrimSpace(t))) {
+	case "true", "t", "yes", "y", "1":
+		return 1, nil
+	case "false", "f", "no", "n", "0":
+		return 0, nil
+	}
+	return 0, errors.New("is none of true, false, yes, no, 1 and 0")
+}
+
+var dateLayouts = []string{"2006-01-02", "2006-01-02 15:04:05", time.RFC3339, "2006-01-02T15:04:05",
+	"2006-01-02 15:04:05Z07:00", "2006-01-02 15:04", "2006-01-02T15:04"}
+
+// ParseTime reads a date, or a date and time, in UTC where it names no zone, as microseconds since
+// 1970.
+func ParseTime(t []byte) (int64, error) {
+	t = bytes.TrimSpace(t)
+	for _, l := range dateLayouts {
+		if len(t) < len("2006-01-02") || t[4] != '-' {
+			break
+		}
+		if x, err := time.Parse(l, text(t)); err == nil {
+			return x.UnixMicro(), nil
+		}
+	}
+	return 0, errors.New("is no date such as 2026-01-31 or 2026-01-31T12:00:00Z")
+}
+
+// parse reads the numbers of a text, into a slice of its own.
+func (s *Spec) parse(t []byte) ([]float64, error) {
+	dst := make([]float64, s.numbers())
+	return dst, s.parseInto(dst, t)
+}
+
+// parseInto reads the numbers of a text.
+func (s *Spec) parseInto(dst []float64, t []byte) (err error) {
+	switch {
+	case s.Transform == Boolean:
+		dst[0], err = parseBool(t)
+	case s.Transform == Date:
+		var us int64
+		if us, err = ParseTime(t); err == nil {
+			s.dateInto(dst, us)
+		}
+	case s.Size > 0:
+		err = parseVector(dst, t)
+	default:
+		dst[0], err = parseNumber(t)
+	}
+	return err
+}
+
+// parseVector reads numbers between spaces, commas or semicolons, in brackets or not.
+func parseVector(dst []float64, t []byte) error {
+	t = bytes.TrimSpace(t)
+	if n := len(t); n > 1 && t[0] == '[' && t[n-1] == ']' {
+		t = t[1 : n-1]
+	}
+	n := 0
+	for f := range bytes.FieldsFuncSeq(t, func(r rune) bool {
+		return r == ' ' || r == ',' || r == ';' || r == '|' || r == '\t'
+	}) {
+		if n < len(dst) {
+			x, err := parseNumber(f)
+			if err != nil {
+				return err
+			}
+			dst[n] = x
+		}
+		n++
+	}
+	if n != len(dst) {
+		return errs.Errorf("holds %d numbers, the column has vectors of %d", n, len(dst))
+	}
+	return nil
+}
+
+// dateInto gives the parts of a time.
+func (s *Spec) dateInto(dst []float64, us int64) {
+	if len(s.Parts) == 0 {
+		dst[0] = days(us)
+		return
+	}
+	t := time.UnixMicro(us).UTC()
+	for i, p := range s.Parts {
+		switch p {
+		case "number":
+			dst[i] = days(us)
+		case "year":
+			dst[i] = float64(t.Year())
+		case "month":
+			dst[i] = float64(t.Month())
+		case "day":
+			dst[i] = float64(t.Day())
+		case "weekday":
+			dst[i] = float64((t.Weekday() + 6) % 7)
+		case "hour":
+			dst[i] = float64(t.Hour())
+		}
+	}
+}
+
+func days(us int64) float64 { return float64(us) / (24 * 3600 * 1e6) }
+
+// vectorSize returns the numbers of a cell of lists, or of a text that parseVector reads.
+func vectorSize(c *table.Column, i int) int {
+	if c.Kind == table.List {
+		return c.Offsets[i+1] - c.Offsets[i]
+	}
+	return 0
+}
+
+// cell gives the numbers of a cell that has a value.
+func (s *Spec) cell(dst []float64, c *table.Column, i int) error {
+	switch c.Kind {
+	case table.Text:
+		if err := s.parseInto(dst, c.Text(i)); err != nil {
+			return errs.Errorf("%s %w", table.Brief(c.Text(i)), err)
+		}
+	case table.List:
+		if n := c.Offsets[i+1] - c.Offsets[i]; s.Size == 0 || n != s.Size {
+			return errs.Errorf("holds %d values, and the column has %d", n, s.numbers())
+		}
+		one := Spec{Transform: s.Transform}
+		for k := range dst {
+			if j := c.Offsets[i] + k; s.missing(c.Values, j) {
+				return errs.Errorf("value %d of the list is missing", k)
+			} else if err := one.cell(dst[k:k+1], c.Values, j); err != nil {
+				return err
+			}
+		}
+		return nil
+	case table.Time:
+		if s.Transform != Date {
+			return errs.Errorf("is a time; take transform %s", Date)
+		}
+		s.dateInto(dst, c.Ints[i])
+		return nil
+	default:
+		if s.Transform == Date || s.Size > 1 {
+			return errs.Errorf("is one number; take another transform than %s", s.Transform)
+		}
+		if dst[0] = number(c, i); s.Transform == Boolean && dst[0] != 0 && dst[0] != 1 {
+			return errs.Errorf("%v is neither 0 nor 1", dst[0])
+		}
+	}
+	for _, x := range dst {
+		if !(math.Abs(x) <= math.MaxFloat32) {
+			return errs.Errorf("%v %w", x, errFinite)
+		}
+	}
+	return nil
+}
+
+// number is the number of a cell of numbers.
+func number(c *table.Column, i int) float64 {
+	switch c.Kind {
+	case table.Float:
+		return c.Floats[i]
+	case table.Uint:
+		return float64(uint64(c.Ints[i]))
+	}
+	return float64(c.Ints[i])
+}
+
+// AppendText appends a cell as a text, by which it is a category or a name: equal in every kind of
+// file.
+func AppendText(dst []byte, c *table.Column, i int) ([]byte, error) {
+	switch c.Kind {
+	case table.Text:
+		t := bytes.TrimSpace(c.Text(i))
+		if !utf8.Valid(t) {
+			return dst, errs.Errorf("%s is no UTF-8", table.Brief(t))
+		}
+		return append(dst, t...), nil
+	case table.Int:
+		return strconv.AppendInt(dst, c.Ints[i], 10), nil
+	case table.Uint:
+		return strconv.AppendUint(dst, uint64(c.Ints[i]), 10), nil
+	case table.Bool:
+		return strconv.AppendBool(dst, c.Ints[i] != 0), nil
+	case table.Float:
+		return strconv.AppendFloat(dst, c.Floats[i], 'g', -1, 64), nil
+	case table.Time:
+		t := time.UnixMicro(c.Ints[i]).UTC()
+		if c.Ints[i]%(24*3600*1e6) == 0 {
+			return t.AppendFormat(dst, "2006-01-02"), nil
+		}
+		return t.AppendFormat(dst, "2006-01-02T15:04:05.999999Z"), nil
+	}
+	return dst, errors.New("is a list, not one text")
+}
