@@ -13,6 +13,7 @@
 //	train.npy, val.npy, test.npy   int64 node ids, ascending
 //	names.txt      optional: one name per node, in order
 //	ids.npy        optional, int64 [nodes]: the ids that the nodes had where they came from
+//	columns.json   optional: how a table's columns became features (package columns)
 //	dataset.seal   sizes and checksums of all of these (package seal); missing in a dataset of an older version
 package dataset
 
@@ -63,6 +64,7 @@ const (
 	LabelsName   = "labels.npy"
 	NamesName    = "names.txt"
 	IDsName      = "ids.npy"
+	ColumnsName  = "columns.json"
 )
 
 // Splits are the names of the node sets.
@@ -533,13 +535,8 @@ func (d *Dataset) NamesOf(nodeType int) ([]string, error) {
 	if _, err := os.Lstat(d.Path(file)); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
-	r, err := d.reader(file)
+	text, err := d.text(file)
 	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = r.Close() }() // read only
-	text := make([]byte, r.Size())
-	if err := r.ReadAt(text, 0); err != nil {
 		return nil, err
 	}
 	var names []string
@@ -555,6 +552,26 @@ func (d *Dataset) NamesOf(nodeType int) ([]string, error) {
 			len(names), d.Path(MetaName), t.Nodes)
 	}
 	return names, nil
+}
+
+// ColumnsOf is columns.json of a type of nodes, or nil when there is none.
+func (d *Dataset) ColumnsOf(nodeType int) ([]byte, error) {
+	file := path.Join(d.Meta.Graph().NodeTypes[nodeType].Dir, ColumnsName)
+	if _, err := os.Lstat(d.Path(file)); errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	return d.text(file)
+}
+
+// text reads a file whole.
+func (d *Dataset) text(file string) ([]byte, error) {
+	r, err := d.reader(file)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = r.Close() }() // read only
+	text := make([]byte, r.Size())
+	return text, r.ReadAt(text, 0)
 }
 
 // CheckRowsOnce has ReadRows hold each block of the rows against the seal when a part of it is read

@@ -277,3 +277,46 @@ func AppendText(dst []byte, c *table.Column, i int) ([]byte, error) {
 	}
 	return dst, errors.New("is a list, not one text")
 }
+
+// IsMissing reports whether a cell has no value.
+func (s *Spec) IsMissing(c *table.Column, i int) bool { return s.missing(c, i) }
+
+// Number is the number of a cell that has a value; truth reads true and false, too.
+func Number(c *table.Column, i int, truth bool) (float64, error) {
+	s := Spec{Transform: None}
+	if truth {
+		s.Transform = Boolean
+	}
+	var x [1]float64
+	err := s.cell(x[:], c, i)
+	return x[0], err
+}
+
+// When is the time or number of a cell that has a value, by which rows are ordered.
+func When(c *table.Column, i int) (float64, error) {
+	switch c.Kind {
+	case table.Text:
+		x, err := ParseWhen(c.Text(i))
+		if err != nil {
+			err = errs.Errorf("%s %w", table.Brief(c.Text(i)), err)
+		}
+		return x, err
+	case table.Time:
+		return float64(c.Ints[i]), nil
+	case table.List:
+		return 0, errors.New("is a list, not a time")
+	}
+	return number(c, i), nil
+}
+
+// ParseWhen reads a date or a number: dates as microseconds since 1970.
+func ParseWhen(t []byte) (float64, error) {
+	if us, err := ParseTime(t); err == nil {
+		return float64(us), nil
+	}
+	x, err := parseNumber(t)
+	if err != nil {
+		err = errors.New("is neither a number nor a date such as 2026-01-31")
+	}
+	return x, err
+}

@@ -1,5 +1,5 @@
 // Package columns makes features of the columns of tables. A Spec describes how one column becomes
-// numbers; a Fitter learns means, categories and their like from some of the rows; an Encoder writes
+// numbers; a Fitter learns means, categories and their like from some of the rows; an Encoder makes
 // every row's features. Learned values depend on the rows and their order alone, and are kept as
 // JSON, so that another table gets the same columns.
 package columns
@@ -49,14 +49,15 @@ type Spec struct {
 	Transform string `json:"transform"`
 	// Missing stands in place of a cell without a value; empty refuses one.
 	Missing string `json:"missing,omitempty"`
-	// Unknown, Zero or Category, stands in place of a category that was not learned; empty refuses one.
+	// Unknown, Zero or Category, stands in place of a category that was not learned; empty refuses.
 	Unknown string   `json:"unknown,omitempty"`
 	Size    int      `json:"size,omitempty"` // numbers of a vector, or features of Hash and Bag
 	Parts   []string `json:"parts,omitempty"`
 	// Categories are those of OneHot and Ordinal; nil: learned.
 	Categories []string `json:"categories,omitempty"`
 	// NA are texts that stand for no value, beside an empty cell.
-	NA []string `json:"na,omitempty"`
+	NA  []string `json:"na,omitempty"`
+	All bool     `json:"all,omitempty"` // learned from all rows, not from those in use
 }
 
 func (s *Spec) is(transforms ...string) bool { return slices.Contains(transforms, s.Transform) }

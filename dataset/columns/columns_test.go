@@ -48,7 +48,7 @@ func encode(t *testing.T, s Spec, b *table.Batch) ([]float32, *Encoder, error) {
 	}
 	require.Len(t, e.Names(), e.Width())
 	out := make([]float32, b.Rows*e.Width())
-	return out, e, e.Encode(b, out)
+	return out, e, e.Encode(b, 0, b.Rows, out)
 }
 
 func learn(specs []Spec, use []bool, batches ...*table.Batch) ([]Learned, error) {
@@ -61,11 +61,7 @@ func learn(specs []Spec, use []bool, batches ...*table.Batch) ([]Learned, error)
 		if use != nil {
 			u = use[b.First:]
 		}
-		p, err := f.Parse(b)
-		if err == nil {
-			err = f.Add(p, u)
-		}
-		if err != nil {
+		if err := f.Add(b, u); err != nil {
 			return nil, err
 		}
 	}
@@ -187,7 +183,7 @@ func TestUnknownCategories(t *testing.T) {
 		e, err := NewEncoder(l)
 		require.NoError(t, err)
 		out := make([]float32, 3*e.Width())
-		require.NoError(t, e.Encode(b, out))
+		require.NoError(t, e.Encode(b, 0, b.Rows, out))
 		assert.Equal(t, want, out, unknown)
 		assert.Equal(t, []Count{{"c", 0, 1}}, e.Counts())
 	}
@@ -231,9 +227,7 @@ func TestCategoriesAreBounded(t *testing.T) {
 	}
 	f, err := NewFitter([]Spec{{Column: "c", Transform: Ordinal}}, 100<<10)
 	require.NoError(t, err)
-	p, err := f.Parse(batch(200, texts("c", cells...)))
-	require.NoError(t, err)
-	assert.ErrorContains(t, f.Add(p, nil), "take more than 100 KiB")
+	assert.ErrorContains(t, f.Add(batch(200, texts("c", cells...)), nil), "take more than 100 KiB")
 }
 
 func TestProfile(t *testing.T) {

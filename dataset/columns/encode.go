@@ -103,22 +103,23 @@ func (e *Encoder) Counts() (all []Count) {
 	return all
 }
 
-// Encode writes the features of all rows of a batch: rows × Width. Several goroutines may call it.
-func (e *Encoder) Encode(b *table.Batch, dst []float32) error {
-	clear(dst[:b.Rows*e.width])
+// Encode writes the features of the rows from one to another of a batch: rows × Width. Several
+// goroutines may call it.
+func (e *Encoder) Encode(b *table.Batch, from, to int, dst []float32) error {
+	clear(dst[:(to-from)*e.width])
 	return first(b, len(e.cols), func(i int) *Spec { return &e.cols[i].Spec },
-		func(i int) *fault { return e.cols[i].encode(b, dst, e.width) })
+		func(i int) *fault { return e.cols[i].encode(b, from, to, dst, e.width) })
 }
 
-func (c *encoding) encode(b *table.Batch, dst []float32, stride int) *fault {
+func (c *encoding) encode(b *table.Batch, from, to int, dst []float32, stride int) *fault {
 	col, err := find(b, c.Column)
 	if err != nil {
 		return &fault{-1, err}
 	}
 	r := room{cell: make([]float64, c.numbers())}
 	missing := int64(0)
-	for i := range b.Rows {
-		out := dst[i*stride+c.first:][:c.width]
+	for i := from; i < to; i++ {
+		out := dst[(i-from)*stride+c.first:][:c.width]
 		switch {
 		case c.Spec.missing(col, i):
 			missing++

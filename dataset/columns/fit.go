@@ -19,8 +19,8 @@ import (
 // A category that is held takes its bytes and so many more.
 const categoryBytes = 64
 
-// Fitter learns columns from rows. Parse reads cells, on any goroutine; Add takes them in the order
-// of the rows, one after the other, so batches and threads change nothing.
+// Fitter learns columns from rows. Each column takes them in their order, so how they are cut into
+// batches changes nothing.
 type Fitter struct {
 	cols   []*fitting
 	memory int64 // for the categories of a column
@@ -29,25 +29,10 @@ type Fitter struct {
 // fitting is a column that is being learned.
 type fitting struct {
 	Learned
-	m2         []float64 // sums of squared deviations, as Welford has them
+	cell, m2   []float64 // m2: sums of squared deviations, as Welford has them
 	categories map[string]struct{}
 	bytes      int64 // of the categories
-}
-
-// Parsed are the cells of a batch.
-type Parsed struct {
-	batch *table.Batch
-	cols  []parsed
-}
-
-// parsed are the cells of a column: numbers, or texts without repeats and their places by row.
-type parsed struct {
-	has     []bool // the row has a value
-	size    int    // numbers of a cell
-	numbers []float64
-	texts   []string
-	codes   []int32
-	ends    []int32 // of each row's codes
+	key        []byte
 }
 
 // NewFitter returns a Fitter of columns; categories take no more than so many bytes.
@@ -66,122 +51,68 @@ func NewFitter(specs []Spec, memory int64) (*Fitter, error) {
 	return f, nil
 }
 
-// Parse reads the cells of a batch.
-func (f *Fitter) Parse(b *table.Batch) (*Parsed, error) {
-	p := &Parsed{&table.Batch{File: b.File}, make([]parsed, len(f.cols))}
-	return p, first(b, len(f.cols), func(i int) *Spec { return &f.cols[i].Spec },
-		func(i int) *fault { return p.cols[i].parse(f.cols[i].Spec, f.cols[i].categories != nil, b) })
-}
-
-func (p *parsed) parse(s Spec, learned bool, b *table.Batch) *fault {
-	col, err := find(b, s.Column)
-	if err != nil {
-		return &fault{-1, err}
-	}
-	p.has = make([]bool, b.Rows)
-	place := map[string]int32{}
-	var key []byte
-	for i := range b.Rows {
-		if p.has[i] = !s.missing(col, i); !p.has[i] && s.Missing == "" {
-			return &fault{i, errNoValue}
-		}
-		switch {
-		case !p.has[i]:
-		case !s.texts():
-			err = p.parseNumbers(&s, col, i)
-		case learned:
-			err = s.eachText(&key, col, i, func(t []byte) error {
-				code, ok := place[string(t)]
-				if !ok {
-					code = int32(len(p.texts))
-					p.texts = append(p.texts, string(t))
-					place[p.texts[code]] = code
-				}
-				p.codes = append(p.codes, code)
-				return nil
-			})
-		}
-		if err != nil {
-			return &fault{i, err}
-		}
-		p.ends = append(p.ends, int32(len(p.codes)))
-	}
-	return nil
-}
-
-func (p *parsed) parseNumbers(s *Spec, col *table.Column, i int) error {
-	if s.Size == 0 && col.Kind == table.List { // the first row has the length of all vectors
-		if s.Size = vectorSize(col, i); s.Size < 1 || s.Size > maxSize {
-			return errs.Errorf("holds %d values; a vector has 1 to %d", s.Size, maxSize)
-		}
-	}
-	p.size = s.numbers()
-	if need := (i + 1) * p.size; need > cap(p.numbers) {
-		p.numbers = slices.Grow(p.numbers, max(need, cap(p.has)*p.size)-len(p.numbers))
-	}
-	p.numbers = p.numbers[:(i+1)*p.size] // rows without a value have zeros
-	return s.cell(p.numbers[i*p.size:], col, i)
-}
-
-// Add learns from the rows of a batch that use names; nil: from all.
-func (f *Fitter) Add(p *Parsed, use []bool) error {
+// Add learns from the rows of a batch that use names, nil: from all. Others are checked.
+func (f *Fitter) Add(b *table.Batch, use []bool) error {
 	var g errgroup.Group
 	g.SetLimit(runtime.GOMAXPROCS(0))
-	faults := make([]error, len(f.cols))
+	faults := make([]*fault, len(f.cols))
 	for i, c := range f.cols {
 		g.Go(func() error {
-			faults[i] = c.add(&p.cols[i], use, f.memory)
+			faults[i] = c.add(b, use, f.memory)
 			return nil
 		})
 	}
 	_ = g.Wait()
-	for i, err := range faults {
-		if err != nil {
-			return errs.New(errs.Usage, "%s, column %s: %w", p.batch.File, table.Brief(f.cols[i].Column), err)
-		}
-	}
-	return nil
+	return first(b, len(f.cols), func(i int) *Spec { return &f.cols[i].Spec },
+		func(i int) *fault { return faults[i] })
 }
 
-func (c *fitting) add(p *parsed, use []bool, memory int64) error {
-	code := int32(0)
-	for i, has := range p.has {
-		codes := p.codes[code:p.ends[i]]
-		code = p.ends[i]
-		if !has || use != nil && !use[i] {
+func (c *fitting) add(b *table.Batch, use []bool, memory int64) *fault {
+	col, err := find(b, c.Column)
+	if err != nil {
+		return &fault{-1, err}
+	}
+	for i := range b.Rows {
+		used := use == nil || c.All || use[i]
+		switch missing := c.missing(col, i); {
+		case missing && c.Missing == "":
+			return &fault{i, errNoValue}
+		case missing:
 			continue
+		case !c.texts():
+			err = c.addNumbers(col, i, used)
+		case used && c.categories != nil:
+			err = c.eachText(&c.key, col, i,
+				func(t []byte) error { return c.addCategory(t, memory) })
 		}
-		c.Rows++
-		if p.size > 0 {
-			if err := c.addNumbers(p.numbers[i*p.size:][:p.size]); err != nil {
-				return err
-			}
+		if err != nil {
+			return &fault{i, err}
 		}
-		for _, k := range codes {
-			if err := c.addCategory(p.texts[k], memory); err != nil {
-				return err
-			}
+		if used {
+			c.Rows++
 		}
 	}
 	return nil
 }
 
-func (c *fitting) addNumbers(cell []float64) error {
-	if c.Stats == nil {
-		n := len(cell)
-		c.m2, c.Stats = make([]float64, n), make([]Stat, n)
+func (c *fitting) addNumbers(col *table.Column, i int, used bool) error {
+	if c.Size == 0 && col.Kind == table.List { // the first row has the length of all vectors
+		if c.Size = vectorSize(col, i); c.Size < 1 || c.Size > maxSize {
+			return errs.Errorf("holds %d values; a vector has 1 to %d", c.Size, maxSize)
+		}
+	}
+	if c.cell == nil {
+		n := c.numbers()
+		c.cell, c.m2, c.Stats = make([]float64, n), make([]float64, n), make([]Stat, n)
 		for k := range c.Stats {
 			c.Stats[k].Min, c.Stats[k].Max = math.Inf(1), math.Inf(-1)
 		}
-		if len(c.Parts) == 0 && n > 1 {
-			c.Size = n
-		}
 	}
-	if len(cell) != len(c.Stats) {
-		return errs.Errorf("some rows have vectors of %d numbers, others of %d", len(c.Stats), len(cell))
+	if err := c.Spec.cell(c.cell, col, i); err != nil || !used {
+		return err
 	}
-	inverse := 1 / float64(c.Rows)
-	for k, x := range cell {
+	inverse := 1 / float64(c.Rows+1)
+	for k, x := range c.cell {
 		s := &c.Stats[k]
 		d := x - s.Mean
 		s.Mean += float64(d * inverse)
@@ -191,11 +122,11 @@ func (c *fitting) addNumbers(cell []float64) error {
 	return nil
 }
 
-func (c *fitting) addCategory(t string, memory int64) error {
-	if _, ok := c.categories[t]; ok {
+func (c *fitting) addCategory(t []byte, memory int64) error {
+	if _, ok := c.categories[string(t)]; ok {
 		return nil
 	}
-	c.categories[t] = struct{}{}
+	c.categories[string(t)] = struct{}{}
 	if c.bytes += int64(len(t)) + categoryBytes; c.bytes > memory {
 		return errs.Errorf("its categories take more than %s of memory, after %d of them; take transform %s, or give more with {memory}",
 			units.FormatBytes(memory), len(c.categories), Hash)

@@ -1,0 +1,402 @@
+package importer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"runtime"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"helios/dataset"
+	"helios/dataset/columns"
+	"helios/dataset/npy"
+	tables "helios/dataset/table"
+	"helios/internal/errs"
+)
+
+// ColumnOptions say how flags' table of nodes becomes features, labels and splits; a description
+// says the same for each type.
+type ColumnOptions struct {
+	Label     string   `option:"label" common:"yes" arg:"COLUMN[,…]" usage:"COLUMN of classes, or columns of what {target} names"`
+	Features  string   `option:"feature-columns" common:"yes" shown:"all others" arg:"COLUMN[,…]" usage:"COLUMN[,…] to take as features; none: nodes have no features"`
+	Transform ByColumn `option:"transform" common:"yes" shown:"numbers are standardised, few different texts one-hot" arg:"COLUMN=HOW[,…]" usage:"COLUMN=HOW[,…]: how a column becomes features: none, standard, minmax, log, boolean, date, one-hot, ordinal, hash:SIZE or bag:SIZE"`
+	Missing   ByColumn `option:"missing" common:"yes" shown:"they are refused" arg:"[COLUMN=]WHAT[,…]" usage:"[COLUMN=]WHAT[,…]: what cells without a value become: mean, zero, category (one of their own), indicator (zero, and a feature that is 1), or a value"`
+	NA        string   `option:"na" arg:"TEXT[,…]" usage:"TEXT[,…] that stands for no value, beside an empty cell"`
+	StatsOf   string   `option:"stats-of" oneof:"train,all" default:"train" usage:"nodes whose means, deviations and categories are taken"`
+	Split     string   `option:"split-column" common:"yes" arg:"COLUMN" usage:"COLUMN of train, val and test; an empty cell: none"`
+	SplitTime string   `option:"split-time" common:"yes" arg:"COLUMN[:VAL,TEST]" usage:"COLUMN[:VAL,TEST] of dates or numbers: earlier nodes are in train, those from VAL on in val, from TEST on in test; without these {train-fraction} and {val-fraction} cut"`
+	Like      string   `option:"like" common:"yes" arg:"DATASET" usage:"DATASET whose features' columns, statistics, categories and classes are taken, so that its models predict for these nodes"`
+}
+
+// ByColumn is a text for all columns, under "", or for some.
+type ByColumn map[string]string
+
+// UnmarshalText reads TEXT or COLUMN=TEXT[,…].
+func (b *ByColumn) UnmarshalText(text []byte) error {
+	*b = ByColumn{}
+	for part := range strings.SplitSeq(string(text), ",") {
+		column, what, some := strings.Cut(part, "=")
+		if !some {
+			column, what = "", part
+		}
+		if _, again := (*b)[column]; again || what == "" {
+			return fmt.Errorf("%q is given twice, or empty", part)
+		}
+		(*b)[column] = what
+	}
+	return nil
+}
+
+// trainRows returns which nodes are in train, after labelsAndSplits; nil: none is.
+func (im *importer) trainRows() ([]bool, error) {
+	if im.m.Train == 0 {
+		return nil, nil
+	}
+	if err := im.needMemory("the training split", im.m.Nodes, 1); err != nil {
+		return nil, err
+	}
+	rows := make([]bool, im.m.Nodes)
+	a, err := npy.Open(im.s.Path(im.tasksFile("train.npy")))
+	if err != nil {
+		return nil, err
+	}
+	return rows, eachInt(a, func(_, v int64) error {
+		rows[v] = true
+		return nil
+	})
+}
+
+// learnColumns learns the columns of a table's features; train are the rows for that, nil: all.
+func (im *importer) learnColumns(ctx context.Context, t *NodeTable, src *tables.Source,
+	train []bool) ([]columns.Learned, error) {
+	var specs []columns.Spec
+	var names []string
+	for i := range t.Features {
+		f := &t.Features[i]
+		for _, s := range f.specs(t.NA) {
+			if src.Find(s.Column) < 0 {
+				_, err := src.Select(s.Column)
+				return nil, f.bad("%w", err)
+			}
+			if names = append(names, s.Column); slices.Contains(names[:len(names)-1], s.Column) {
+				names = names[:len(names)-1] // a column may be taken twice
+			}
+			specs = append(specs, s)
+		}
+	}
+	f, err := columns.NewFitter(specs, max(im.o.Memory, leastMemory)/4)
+	if err != nil {
+		return nil, err
+	}
+	if src, err = src.Select(names...); err != nil {
+		return nil, err
+	}
+	n := 0
+	err = tables.Each(ctx, src, func(b *tables.Batch) (*tables.Batch, error) { return b, nil },
+		func(b *tables.Batch) error {
+			use := train
+			if train != nil {
+				if n+b.Rows > len(train) {
+					return moreRows(b, len(train))
+				}
+				use = train[n : n+b.Rows]
+			}
+			n += b.Rows
+			return f.Add(b, use)
+		})
+	if err != nil {
+		return nil, err
+	}
+	return f.Learned()
+}
+
+func moreRows(b *tables.Batch, nodes int) error {
+	return errs.New(errs.Usage, "%s: more rows than the %d nodes; the file changed while it was read",
+		b.File, nodes)
+}
+
+// encodeBytes bounds a block of rows that is encoded.
+const encodeBytes = 2 << 20
+
+// writeColumns writes features.npy and columns.json of a table whose columns were learned.
+func (im *importer) writeColumns(ctx context.Context, src *tables.Source,
+	learned []columns.Learned) error {
+	e, err := columns.NewEncoder(learned)
+	if err != nil {
+		return err
+	}
+	if e.Width() > dataset.MaxDim {
+		return errs.New(errs.Usage, "%s: %d features per node, at most %d; take transform hash for the column with the most categories",
+			src.Files[0], e.Width(), dataset.MaxDim)
+	}
+	if err := im.writeLearned(learned); err != nil {
+		return err
+	}
+	im.m.Dim = e.Width()
+	if im.s.HasArray(im.nodesFile("features"), im.m.Nodes, int64(im.m.Dim)) {
+		return nil
+	}
+	var names []string
+	for i := range learned {
+		if !slices.Contains(names, learned[i].Column) {
+			names = append(names, learned[i].Column)
+		}
+	}
+	if src, err = src.Select(names...); err != nil {
+		return err
+	}
+	w, err := im.featureWriter(src.Files[0], int64(e.Width()))
+	if err != nil {
+		return err
+	}
+	r := &rowEncoder{e: e, w: w}
+	err = tables.Each(ctx, src, func(b *tables.Batch) (*tables.Batch, error) { return b, nil },
+		func(b *tables.Batch) error {
+			if w.n+int64(b.Rows)*w.dim > im.m.Nodes*w.dim {
+				return moreRows(b, int(im.m.Nodes))
+			}
+			return r.put(b)
+		})
+	if err == nil && w.n != im.m.Nodes*w.dim {
+		err = errs.New(errs.Usage, "%s: %d rows, and there are %d nodes; the file changed while it was read",
+			src.Files[0], w.n/w.dim, im.m.Nodes)
+	}
+	if err != nil {
+		return errors.Join(err, w.out.Discard())
+	}
+	im.noteCells(e)
+	return w.out.Close()
+}
+
+// rowEncoder encodes batches in blocks on all cores.
+type rowEncoder struct {
+	e    *columns.Encoder
+	w    *featureWriter
+	room [][]float32
+}
+
+func (r *rowEncoder) put(b *tables.Batch) error {
+	width := r.e.Width()
+	per := max(1, encodeBytes/(4*width))
+	if r.room == nil {
+		for range runtime.GOMAXPROCS(0) {
+			r.room = append(r.room, make([]float32, per*width))
+		}
+	}
+	for first := 0; first < b.Rows; {
+		var g errgroup.Group
+		var filled []int
+		faults := make([]error, len(r.room))
+		for i := range r.room {
+			from, to := first, min(first+per, b.Rows)
+			if from == to {
+				break
+			}
+			g.Go(func() error {
+				faults[i] = r.e.Encode(b, from, to, r.room[i])
+				return nil
+			})
+			filled, first = append(filled, (to-from)*width), to
+		}
+		_ = g.Wait()
+		for i, n := range filled {
+			if faults[i] != nil {
+				return faults[i]
+			}
+			if err := r.w.put(r.room[i][:n]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// noteCells tells of cells that had no value or an unknown category.
+func (im *importer) noteCells(e *columns.Encoder) {
+	for _, c := range e.Counts() {
+		if c.Missing > 0 {
+			im.o.note("column %s: %d cells have no value", brief(c.Column), c.Missing)
+		}
+		if c.Unknown > 0 {
+			im.o.note("column %s: %d cells have a category that no training row has", brief(c.Column),
+				c.Unknown)
+		}
+	}
+}
+
+// columnsFile is columns.json.
+type columnsFile struct {
+	Format  int               `json:"format"` // 1
+	Columns []columns.Learned `json:"columns"`
+}
+
+func (im *importer) writeLearned(learned []columns.Learned) error {
+	text, err := json.MarshalIndent(columnsFile{1, learned}, "", " ")
+	if err != nil {
+		return err
+	}
+	f, err := im.s.Create(im.nodesFile(dataset.ColumnsName))
+	if err != nil {
+		return err
+	}
+	if _, err := f.Write(append(text, '\n')); err != nil {
+		return errors.Join(err, f.Discard())
+	}
+	return f.Finish()
+}
+
+// likeColumns reads the columns of a type of nodes of a dataset, and the names of its classes.
+func likeColumns(d *dataset.Dataset, dir, nodeType string) (learned []columns.Learned, err error) {
+	g := d.Meta.Graph()
+	i := 0
+	if nodeType != "" && d.Meta.Typed() && !d.Meta.Homogeneous() {
+		if i = g.TypeOf(nodeType); i < 0 {
+			return nil, errs.New(errs.Usage, "{like} %s has no nodes of type %s", dir, brief(nodeType))
+		}
+	}
+	text, err := d.ColumnsOf(i)
+	if err != nil {
+		return nil, err
+	}
+	if text == nil {
+		return nil, errs.New(errs.Usage,
+			"{like} %s has no %s: its features were not made of a table's columns", dir,
+			path.Join(g.NodeTypes[i].Dir, dataset.ColumnsName))
+	}
+	var f columnsFile
+	if err := json.Unmarshal(text, &f); err != nil {
+		return nil, errs.New(errs.Usage, "{like} %s: %s: %w", dir, dataset.ColumnsName, err)
+	}
+	if f.Format != 1 {
+		return nil, errs.New(errs.Usage, "{like} %s: %s has format %d, this heliosctl reads 1", dir,
+			dataset.ColumnsName, f.Format)
+	}
+	if err := columns.CheckLearned(f.Columns); err != nil {
+		return nil, errs.New(errs.Usage, "{like} %s: %s: %w", dir, dataset.ColumnsName, err)
+	}
+	return f.Columns, nil
+}
+
+// profile looks at all columns but some.
+func profile(ctx context.Context, src *tables.Source, na []string, names []string) (
+	[]*columns.Profile, error) {
+	if len(names) == 0 {
+		return nil, nil
+	}
+	src, err := src.Select(names...)
+	if err != nil {
+		return nil, err
+	}
+	var all []*columns.Profile
+	err = tables.Each(ctx, src, func(b *tables.Batch) ([]*columns.Profile, error) {
+		return columns.ProfileOf(b, na)
+	}, func(next []*columns.Profile) error {
+		if all == nil {
+			all = next
+			return nil
+		}
+		for i, p := range all {
+			p.Merge(next[i])
+		}
+		return nil
+	})
+	return all, err
+}
+
+// chooseFeatures fills in the features of a table that flags name: the columns that they name, or
+// all but used ones, with the transforms that they name, or the usual ones.
+func (im *importer) chooseFeatures(ctx context.Context, c *ColumnOptions, t *NodeTable,
+	src *tables.Source, used []string) error {
+	t.NA = list(c.NA)
+	var names []string
+	switch c.Features {
+	case "none":
+		return nil
+	case "":
+		for _, f := range src.Fields {
+			if !slices.Contains(used, f.Name) {
+				names = append(names, f.Name)
+			}
+		}
+	default:
+		names = list(c.Features)
+	}
+	for _, by := range []ByColumn{c.Transform, c.Missing} {
+		for name := range by {
+			if name != "" && !slices.Contains(names, name) {
+				return errs.New(errs.Usage, "column %s is no feature; these are %s", brief(name),
+					briefNames(names))
+			}
+		}
+	}
+	looks, err := profile(ctx, src, t.NA, names)
+	if err != nil {
+		return err
+	}
+	var left, chosen []string
+	for i, name := range names {
+		f := FeatureTable{FeatureCol: texts{name}, Missing: c.Missing[""], StatsOf: c.StatsOf}
+		s, why := looks[i].Suggest()
+		if how, ok := c.Transform[name]; ok {
+			if err := f.setTransform(how); err != nil {
+				return err
+			}
+		} else if why != nil {
+			if c.Features != "" {
+				return errs.New(errs.Usage, "column %s: %w; give {transform} %s=hash:64 or another one",
+					brief(name), why, name)
+			}
+			left = append(left, fmt.Sprintf("%s (%v)", brief(name), why))
+			continue
+		} else {
+			f.Transform, f.Unknown, f.Size = s.Transform, s.Unknown, s.Size
+			chosen = append(chosen, fmt.Sprintf("%s (%s)", brief(name), s.Transform))
+		}
+		if own, ok := c.Missing[name]; ok {
+			f.Missing = own
+		} else if f.specs(nil)[0].Check() != nil && looks[i].Missing == 0 {
+			f.Missing = "" // it does not fit the column, and is not needed
+		}
+		if looks[i].Missing > 0 && f.Missing == "" {
+			return errs.New(errs.Usage,
+				"%s, column %s: no value; choose what stands in its place: {missing} %s=mean, zero, indicator, category or a value (%d of %d rows have none)",
+				looks[i].FirstMissing, brief(name), name, looks[i].Missing, looks[i].Rows)
+		}
+		t.Features = append(t.Features, f)
+	}
+	if len(chosen) > 0 {
+		im.o.note("features: %s", strings.Join(chosen, ", "))
+	}
+	if len(left) > 0 {
+		im.o.note("not used as features: %s; {transform} COLUMN=hash:64 takes one",
+			strings.Join(left, ", "))
+	}
+	return t.check()
+}
+
+// setTransform reads HOW or HOW:SIZE.
+func (f *FeatureTable) setTransform(how string) error {
+	how, size, sized := strings.Cut(how, ":")
+	f.Transform = how
+	if sized {
+		if _, err := fmt.Sscanf(size+"\n", "%d\n", &f.Size); err != nil {
+			return errs.New(errs.Usage, "{transform} %s: size %s is no whole number", how, brief(size))
+		}
+	}
+	return nil
+}
+
+// list cuts a text at commas.
+func list(text string) (all []string) {
+	for part := range strings.SplitSeq(text, ",") {
+		if part = strings.TrimSpace(part); part != "" {
+			all = append(all, part)
+		}
+	}
+	return all
+}
