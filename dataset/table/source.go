@@ -34,6 +34,7 @@ type Field struct {
 	Name string
 	Kind Kind // of Values' cells where it is a List
 	List bool
+	why  string // the column cannot be read
 }
 
 // Source is a table: one file, or several with the same columns, one after the other.
@@ -170,6 +171,10 @@ func openFile(path string, o Options) (file, error) {
 	var f file
 	err = safely(path, func() (err error) {
 		switch k.Kind {
+		case container.Parquet:
+			f, err = openParquet(path, o)
+		case container.Arrow, container.ArrowStream:
+			f, err = openArrow(path, k.Kind == container.ArrowStream, o)
 		default:
 			f, err = openText(path, o)
 		}
@@ -273,6 +278,12 @@ func (s *Source) choose(columns []string) error {
 				describe(s.Fields))
 		}
 		s.take = append(s.take, i)
+	}
+	for _, i := range s.take {
+		if c := s.Fields[i]; c.why != "" {
+			return errs.New(errs.Usage, "%s: column %s %s, which is not read; leave it out", s.Files[0],
+				Brief(c.Name), c.why)
+		}
 	}
 	return nil
 }
