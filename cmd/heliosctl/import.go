@@ -53,7 +53,8 @@ func runImport(ctx context.Context, e *env, f *importer.Format) error {
 		return err
 	}
 	out := f.Output(o)
-	if out.Out == "" {
+	drafts := f.Drafts(o)
+	if out.Out == "" && !drafts {
 		return errs.New(errs.Usage, "no {out} DIR to create the dataset in")
 	}
 	out.Progress = e.ui.Progress
@@ -70,6 +71,12 @@ func runImport(ctx context.Context, e *env, f *importer.Format) error {
 			return whenStopped(err, kept.Where+" are done: the same command goes on there")
 		}
 		return whenStopped(err, "nothing was kept; run it again")
+	}
+	if drafts {
+		for line := range strings.Lines(found.String()) {
+			e.ui.Printf("%s", strings.TrimSuffix(line, "\n"))
+		}
+		return nil
 	}
 	if found != nil {
 		e.ui.Printf("%s", found)

@@ -27,6 +27,13 @@ func (f *Format) Options() any { return f.options() }
 // Output returns the part of a format's options that all formats have.
 func (f *Format) Output(options any) *Output { return f.output(options) }
 
+// Drafts reports whether options ask for a description of the input, which Run then returns, and no
+// dataset.
+func (f *Format) Drafts(options any) bool {
+	o, is := options.(*TablesOptions)
+	return is && o.Describe != ""
+}
+
 // Run imports with options that Options made. The result, where not nil, reports the findings,
 // and can be written as JSON.
 func (f *Format) Run(ctx context.Context, options any) (fmt.Stringer, error) {
@@ -46,6 +53,7 @@ var formats = []*Format{
 	npyFormat,
 	ogbFormat,
 	planetoidFormat,
+	tablesFormat,
 	triplesFormat,
 	webgraphFormat,
 }

@@ -22,7 +22,7 @@ import (
 // ColumnOptions say how flags' table of nodes becomes features, labels and splits; a description
 // says the same for each type.
 type ColumnOptions struct {
-	Label     string   `option:"label" common:"yes" arg:"COLUMN[,…]" usage:"COLUMN of classes, or columns of what {target} names"`
+	Label     string   `option:"label" common:"yes" arg:"COLUMN[,…]" usage:"COLUMN[,…] of classes, or of what {target} names"`
 	Features  string   `option:"feature-columns" common:"yes" shown:"all others" arg:"COLUMN[,…]" usage:"COLUMN[,…] to take as features; none: nodes have no features"`
 	Transform ByColumn `option:"transform" common:"yes" shown:"numbers are standardised, few different texts one-hot" arg:"COLUMN=HOW[,…]" usage:"COLUMN=HOW[,…]: how a column becomes features: none, standard, minmax, log, boolean, date, one-hot, ordinal, hash:SIZE or bag:SIZE"`
 	Missing   ByColumn `option:"missing" common:"yes" shown:"they are refused" arg:"[COLUMN=]WHAT[,…]" usage:"[COLUMN=]WHAT[,…]: what cells without a value become: mean, zero, category (one of their own), indicator (zero, and a feature that is 1), or a value"`
@@ -338,7 +338,8 @@ func (im *importer) chooseFeatures(ctx context.Context, c *ColumnOptions, t *Nod
 	if err != nil {
 		return err
 	}
-	var left, chosen []string
+	var left []string
+	chosen := map[string][]string{}
 	for i, name := range names {
 		f := FeatureTable{FeatureCol: texts{name}, Missing: c.Missing[""], StatsOf: c.StatsOf}
 		s, why := looks[i].Suggest()
@@ -355,7 +356,7 @@ func (im *importer) chooseFeatures(ctx context.Context, c *ColumnOptions, t *Nod
 			continue
 		} else {
 			f.Transform, f.Unknown, f.Size = s.Transform, s.Unknown, s.Size
-			chosen = append(chosen, fmt.Sprintf("%s (%s)", brief(name), s.Transform))
+			chosen[s.Transform] = append(chosen[s.Transform], name)
 		}
 		if own, ok := c.Missing[name]; ok {
 			f.Missing = own
@@ -369,8 +370,10 @@ func (im *importer) chooseFeatures(ctx context.Context, c *ColumnOptions, t *Nod
 		}
 		t.Features = append(t.Features, f)
 	}
-	if len(chosen) > 0 {
-		im.o.note("features: %s", strings.Join(chosen, ", "))
+	for _, how := range columns.Transforms {
+		if names := chosen[how]; names != nil {
+			im.o.note("features by transform %s: %s", how, briefNames(names))
+		}
 	}
 	if len(left) > 0 {
 		im.o.note("not used as features: %s; {transform} COLUMN=hash:64 takes one",

@@ -89,6 +89,7 @@ type typedTask struct {
 	labels         []int32
 	labelFile      string
 	splits         []splitSet
+	done           *dataset.Task // that is written already; nil: it is not
 }
 
 // typeOf returns a type by its name; nil where there is none.
@@ -287,7 +288,7 @@ func (im *typedImport) writeTypes(ctx context.Context, s *dataset.Schema) error 
 	return nil
 }
 
-func (im *typedImport) writeNames(file string, names []string) error {
+func (im *importer) writeNames(file string, names []string) error {
 	f, err := im.s.Create(file)
 	if err != nil {
 		return err
@@ -319,6 +320,9 @@ func (im *typedImport) taskOn(name, nodeType string) error {
 // writeTask writes labels and splits.
 func (im *typedImport) writeTask() (dataset.Task, error) {
 	t := &im.task
+	if t.done != nil {
+		return *t.done, nil
+	}
 	if err := im.taskOn(t.name, t.nodeType); err != nil {
 		return dataset.Task{}, err
 	}

@@ -1,0 +1,446 @@
+package importer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"helios/dataset"
+	"helios/dataset/columns"
+	"helios/dataset/edges"
+	tables "helios/dataset/table"
+	"helios/internal/errs"
+	"helios/internal/infile"
+)
+
+var tablesFormat = reportingFormat[TablesOptions](Format{Name: "tables",
+	Usage:       "tables of nodes and edges whose ids are names: CSV, Parquet, Arrow, JSON lines",
+	Description: tablesHelp}, Tables)
+
+// TablesOptions shape an import of tables.
+type TablesOptions struct {
+	Nodes    string `option:"nodes" common:"yes" arg:"FILES" usage:"FILES of the table of nodes, a row each: a file, a folder of parts, or a pattern"`
+	ID       string `option:"id" common:"yes" arg:"COLUMN" shown:"nodes are called 0, 1, …" usage:"COLUMN of the nodes' names"`
+	Edges    string `option:"edges" common:"yes" arg:"FILES" usage:"FILES of the table of edges, a row each"`
+	Src      string `option:"src" common:"yes" arg:"COLUMN" usage:"COLUMN of the names of the edges' sources"`
+	Dst      string `option:"dst" common:"yes" arg:"COLUMN" usage:"COLUMN of the names of the edges' destinations"`
+	Target   string `option:"target" common:"yes" oneof:"class,multi-label,regression" default:"class" usage:"what {label} is: a class; several labels (columns of 0 and 1, or a list of names); or numbers to predict"`
+	Describe string `option:"describe" common:"yes" arg:"FILES[,…]" usage:"FILES[,…] of tables of which only a first description is printed, to be checked and given to {in}"`
+	ColumnOptions
+	SelfLoops    string `option:"self-loops" oneof:"keep,drop,add" default:"keep" usage:"edges from a node to itself: keep those that are there, drop them, or add one to each node, in place of what is there"`
+	Undirected   bool   `option:"undirected" common:"yes" also:"reverse" usage:"store each edge both ways, and drop repeated edges"`
+	AddReverse   bool   `option:"add-reverse" usage:"add the opposite of each edge that is no self loop; repeated edges stay, unless {dedup}"`
+	Dedup        bool   `option:"dedup" usage:"drop repeated edges"`
+	Header       string `option:"header" oneof:"yes,no" shown:"found out" usage:"whether the first line of text files names columns; without names these are 1, 2, …"`
+	AllowOutside bool   `option:"allow-outside" usage:"read files that a description names outside its folder"`
+	PadOption
+	TypedOptions
+}
+
+const tablesHelp = "{nodes} has a row for each node and {edges} one for each edge, whose ends are names of nodes. For several types of nodes\n" +
+	"and edges {in} is a description in YAML (docs/tables.schema.json), of which {describe} writes a first version. Features are\n" +
+	"made of columns by the statistics of the training nodes, which stay in the dataset; {like} takes them for other tables."
+
+// Tables imports tables (tablesHelp).
+func Tables(ctx context.Context, o TablesOptions) (fmt.Stringer, error) {
+	if o.Describe != "" {
+		return describeTables(ctx, &o)
+	}
+	base := o.options()
+	base.Target, base.SelfLoops = o.Target, o.SelfLoops
+	base.Undirected, base.AddReverse, base.Dedup = o.Undirected, o.AddReverse, o.Dedup
+	d, err := o.description()
+	if err != nil {
+		return nil, err
+	}
+	if len(d.Nodes[0].Labels) > 0 && o.In == "" && o.SplitTime != "" && o.MakeSplits {
+		return nil, errs.New(errs.Usage, "{split-time} and {make-splits}: give one of them")
+	}
+	if err := base.Output.fill(); err != nil {
+		return nil, err
+	}
+	t := &tableImport{opt: o, d: d}
+	if err := t.open(); err != nil {
+		return nil, err
+	}
+	r := request{kind: "tables", options: &o, Options: base, inputs: t.inputs}
+	return nil, run(r, func(im *importer) error {
+		for _, f := range t.inputs {
+			im.m.Source.From = append(im.m.Source.From, filepath.Base(f))
+		}
+		t.typedImport = typedImport{importer: im, pad: o.Pad}
+		return t.run(ctx)
+	})
+}
+
+// description is the description that {in} names, or that of the flags.
+func (o *TablesOptions) description() (*TablesDescription, error) {
+	if o.In == "" {
+		return o.describeFlags()
+	}
+	for _, x := range []struct{ key, value string }{{"nodes", o.Nodes}, {"id", o.ID},
+		{"edges", o.Edges}, {"src", o.Src}, {"dst", o.Dst}, {"label", o.Label},
+		{"feature-columns", o.Features}, {"na", o.NA}, {"split-column", o.Split},
+		{"split-time", o.SplitTime}} {
+		if x.value != "" {
+			return nil, errs.New(errs.Usage, "%v %s is for tables that flags describe, and %v %s describes these; write it there",
+				errs.Key(x.key), brief(x.value), errs.Key("in"), o.In)
+		}
+	}
+	if o.Transform != nil || o.Missing != nil {
+		return nil, errs.New(errs.Usage, "{transform} and {missing} are for tables that flags describe; write them into %s", o.In)
+	}
+	if err := readable("in", o.In); err != nil {
+		return nil, err
+	}
+	text, err := infile.Read(o.In, dataset.MaxDescription)
+	if err != nil {
+		return nil, errs.With(errs.Usage, err)
+	}
+	return parseTables(o.In, text)
+}
+
+// describeFlags describes one type of nodes and one relation.
+func (o *TablesOptions) describeFlags() (*TablesDescription, error) {
+	for _, x := range []struct{ key, value, what string }{
+		{"nodes", o.Nodes, "the table of nodes"}, {"edges", o.Edges, "the table of edges"},
+		{"src", o.Src, "the column of the edges' sources"},
+		{"dst", o.Dst, "the column of the edges' destinations"}} {
+		if x.value == "" {
+			return nil, errs.New(errs.Usage, "%v is missing: name %s, or all tables in a description with %v",
+				errs.Key(x.key), x.what, errs.Key("in"))
+		}
+	}
+	n := NodeTable{NodeType: "node", Files: list(o.Nodes), NodeIDCol: o.ID, NA: list(o.NA)}
+	e := EdgeTable{Relation: texts{"node", "to", "node"}, Files: list(o.Edges), SourceIDCol: o.Src,
+		DestIDCol: o.Dst}
+	if o.Label == "" && (o.Split != "" || o.SplitTime != "") {
+		return nil, errs.New(errs.Usage, "{split-column} and {split-time} are for nodes with labels; give {label}, too")
+	}
+	if o.Label != "" {
+		l := LabelTable{LabelCol: list(o.Label), SplitCol: o.Split, TaskType: map[string]string{
+			"multi-label": multiLabel, "regression": regression}[o.Target]}
+		if l.TaskType == "" {
+			l.TaskType = classification
+		}
+		if col, cuts, cut := strings.Cut(o.SplitTime, ":"); o.SplitTime != "" {
+			l.SplitTime = &TimeSplit{Col: col}
+			if cut {
+				l.SplitTime.Cuts = list(cuts)
+			}
+		}
+		n.Labels = []LabelTable{l}
+	}
+	d := &TablesDescription{Nodes: []NodeTable{n}, Edges: []EdgeTable{e}}
+	return d, d.check()
+}
+
+// tableImport is an import of tables.
+type tableImport struct {
+	typedImport
+	opt    TablesOptions
+	d      *TablesDescription
+	inputs []string
+	nodes  []*tables.Source // by entry of the description
+	edges  []*tables.Source
+	names  []*typeNames
+	like   *dataset.Dataset // {like}; nil: none
+	made   [][]columns.Learned
+	labels []int32
+	file   string // of the labels
+}
+
+// open opens all tables and checks that the columns are there.
+func (t *tableImport) open() error {
+	dir := ""
+	if t.opt.In != "" {
+		dir = filepath.Dir(t.opt.In)
+		t.inputs = append(t.inputs, t.opt.In)
+	}
+	open := func(p *place, files []string, need ...string) (*tables.Source, error) {
+		s, err := t.openTable(dir, files)
+		if err != nil {
+			return nil, p.bad("%w", err)
+		}
+		t.inputs = append(t.inputs, s.Files...)
+		for _, c := range need {
+			if c == "" {
+				continue
+			}
+			if _, err := s.Select(c); err != nil {
+				return nil, p.bad("%w", err)
+			}
+		}
+		return s, nil
+	}
+	for i := range t.d.Nodes {
+		n := &t.d.Nodes[i]
+		need := []string{n.NodeIDCol}
+		for k := range n.Labels {
+			need = append(need, n.Labels[k].taskColumns()...)
+		}
+		for k := range n.Features {
+			need = append(need, n.Features[k].FeatureCol...)
+		}
+		s, err := open(&n.place, n.Files, need...)
+		if err != nil {
+			return err
+		}
+		t.nodes = append(t.nodes, s)
+	}
+	for i := range t.d.Edges {
+		e := &t.d.Edges[i]
+		s, err := open(&e.place, e.Files, e.SourceIDCol, e.DestIDCol)
+		if err != nil {
+			return err
+		}
+		t.edges = append(t.edges, s)
+	}
+	return nil
+}
+
+// openTable opens a table; dir is the folder of the description that names it, or "".
+func (t *tableImport) openTable(dir string, files []string) (*tables.Source, error) {
+	if dir != "" {
+		files = slices.Clone(files)
+		for i, f := range files {
+			if filepath.IsAbs(f) {
+				continue
+			}
+			files[i] = filepath.Join(dir, f)
+		}
+		if !t.opt.AllowOutside { // before they are opened: a pipe or a device has effects
+			for _, f := range files {
+				abs, err := filepath.Abs(f)
+				if err == nil {
+					_, err = insideFiles(dir, abs, t.opt.In)
+				}
+				if err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	return tables.Open(files, tables.Options{Header: t.opt.Header, Memory: t.opt.Memory,
+		Progress: t.opt.Progress})
+}
+
+// insideFiles checks a path, or all that a pattern matches, as inside does.
+func insideFiles(dir, pattern, from string) (ok bool, err error) {
+	found, err := filepath.Glob(pattern)
+	if err != nil || len(found) == 0 {
+		found = []string{pattern} // its opener says what is wrong
+	}
+	for _, f := range found {
+		if _, err := inside(dir, f, from); err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// run numbers the nodes, reads labels and splits, learns the columns, and writes edges and rows.
+func (t *tableImport) run(ctx context.Context) (err error) {
+	if t.opt.Like != "" {
+		if t.like, err = dataset.Open(t.opt.Like); err != nil {
+			return errs.New(errs.Usage, "{like}: %w", err)
+		}
+		defer func() { err = errors.Join(err, t.like.Close()) }()
+	}
+	typed := len(t.d.Nodes) > 1 || len(t.d.Edges) > 1 || t.d.Edges[0].Reverse != ""
+	if typed {
+		if o := &t.opt; o.Undirected || o.AddReverse || o.Dedup || o.SelfLoops != "keep" {
+			return errs.New(errs.Usage, "{undirected}, {add-reverse}, {dedup} and {self-loops} are for one relation; write reverse and dedup into %s",
+				t.opt.In)
+		}
+	}
+	if !typed && t.opt.Pad {
+		return errs.New(errs.Usage, "{pad} is for several types of nodes; leave it out")
+	}
+	for i := range t.d.Nodes {
+		if err := t.nodeType(ctx, i); err != nil {
+			return err
+		}
+	}
+	if typed {
+		return t.writeTyped(ctx)
+	}
+	return t.writePlain(ctx)
+}
+
+// nodeType numbers the nodes of a type.
+func (t *tableImport) nodeType(ctx context.Context, i int) error {
+	n := &t.d.Nodes[i]
+	names, err := t.readNames(ctx, n, t.nodes[i])
+	if err != nil {
+		return err
+	}
+	t.names = append(t.names, names)
+	t.types = append(t.types, typedNodes{name: n.NodeType, nodes: names.count()})
+	return nil
+}
+
+// labelsOf reads labels and splits of the type that has some.
+func (t *tableImport) labelsOf(ctx context.Context, i int, typed bool) (err error) {
+	n := &t.d.Nodes[i]
+	t.m.Nodes, t.o.Target = t.types[i].nodes, dataset.TargetClass
+	if len(n.Labels) > 0 {
+		switch n.Labels[0].TaskType {
+		case multiLabel:
+			t.o.Target = dataset.TargetMultiLabel
+		case regression:
+			t.o.Target = dataset.TargetRegression
+		}
+	}
+	if typed {
+		if err := t.taskOn("label", n.NodeType); err != nil {
+			return err
+		}
+	}
+	var classes []string
+	if t.like != nil {
+		g := t.like.Meta.Graph()
+		if classes = g.Tasks[0].ClassNames; classes == nil {
+			for c := range g.Tasks[0].Classes {
+				classes = append(classes, fmt.Sprint(c))
+			}
+		}
+	}
+	if len(n.Labels) == 0 {
+		return nil
+	}
+	t.labels, err = t.readTask(ctx, n, t.nodes[i], classes)
+	t.file = t.nodes[i].Files[0]
+	return err
+}
+
+// likeClasses gives a dataset the classes of {like}.
+func (t *tableImport) likeClasses() {
+	task := &t.like.Meta.Graph().Tasks[0]
+	if t.labels == nil && task.Target == dataset.TargetClass {
+		t.m.Classes = task.Classes
+	}
+	t.m.ClassNames = task.ClassNames
+}
+
+// features learns the columns of a type's features, or takes those of {like}; train are the nodes
+// that are learned from.
+func (t *tableImport) features(ctx context.Context, i int, train []bool) ([]columns.Learned, error) {
+	n := &t.d.Nodes[i]
+	if t.like != nil {
+		return likeColumns(t.like, t.opt.Like, n.NodeType)
+	}
+	if t.opt.In == "" {
+		used := []string{n.NodeIDCol}
+		for k := range n.Labels {
+			used = append(used, n.Labels[k].taskColumns()...)
+		}
+		if err := t.chooseFeatures(ctx, &t.opt.ColumnOptions, n, t.nodes[i], used); err != nil {
+			return nil, err
+		}
+	}
+	if len(n.Features) == 0 {
+		return nil, nil
+	}
+	if train == nil && t.labels != nil {
+		t.o.note("type %s: means and categories are those of all nodes, as none is in train", n.NodeType)
+	}
+	return t.learnColumns(ctx, n, t.nodes[i], train)
+}
+
+// writePlain writes a graph of one type.
+func (t *tableImport) writePlain(ctx context.Context) error {
+	if err := t.labelsOf(ctx, 0, false); err != nil {
+		return err
+	}
+	if t.like != nil {
+		t.likeClasses()
+	}
+	if err := t.labelsAndSplits(t.labels, t.file, nil); err != nil {
+		return err
+	}
+	train, err := t.trainRows()
+	if err != nil {
+		return err
+	}
+	learned, err := t.features(ctx, 0, train)
+	if err != nil {
+		return err
+	}
+	if learned == nil {
+		return errs.New(errs.Usage, "%s: no column is a feature, and nodes of a graph of one type need some; {feature-columns} and {transform} choose",
+			t.nodes[0].Files[0])
+	}
+	source, err := t.edgesOf(ctx, 0)
+	if err != nil {
+		return err
+	}
+	if err := t.edgesFrom(ctx, source); err != nil {
+		return err
+	}
+	if err := t.topology(ctx); err != nil {
+		return err
+	}
+	if err := t.names[0].write(t.importer, t.nodesFile(dataset.NamesName)); err != nil {
+		return err
+	}
+	return t.writeColumns(ctx, t.nodes[0], learned)
+}
+
+// writeTyped writes a graph of several types.
+func (t *tableImport) writeTyped(ctx context.Context) error {
+	task := max(0, slices.IndexFunc(t.d.Nodes, func(n NodeTable) bool { return len(n.Labels) > 0 }))
+	if err := t.labelsOf(ctx, task, true); err != nil {
+		return err
+	}
+	if t.like != nil {
+		t.likeClasses()
+	}
+	t.task.labels, t.task.labelFile = t.labels, t.file
+	written, err := t.writeTask()
+	if err != nil {
+		return err
+	}
+	train, err := t.trainRows()
+	if err != nil {
+		return err
+	}
+	t.task.done = &written
+	for i := range t.types {
+		x := &t.types[i]
+		use := train
+		if i != task {
+			use = nil
+		}
+		learned, err := t.features(ctx, i, use)
+		if err != nil {
+			return err
+		}
+		for k := range learned {
+			x.dim += learned[k].Width()
+		}
+		src, names := t.nodes[i], t.names[i]
+		x.write = func(ctx context.Context) error {
+			if err := names.write(t.importer, t.nodesFile(dataset.NamesName)); err != nil {
+				return err
+			}
+			if learned == nil {
+				return nil
+			}
+			return t.writeColumns(ctx, src, learned)
+		}
+	}
+	for i := range t.d.Edges {
+		e := &t.d.Edges[i]
+		t.rels = append(t.rels, typedEdges{src: e.Relation[0], name: e.Relation[1],
+			dst: e.Relation[2], reverse: e.Reverse, dedup: e.Dedup,
+			open: func(ends) ([]edges.Source, error) {
+				s, err := t.edgesOf(ctx, i)
+				return []edges.Source{s}, err
+			}})
+	}
+	return t.write(ctx)
+}
