@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -108,10 +109,56 @@ func openParquet(path string, o Options) (file, error) {
 	return f, nil
 }
 
+// Groups are the groups of rows of a Parquet file, which are read one by one.
+type Groups struct {
+	f  *parquetFile
+	in io.ReaderAt
+	// Starts are the numbers of the groups' first rows, and that of all rows.
+	Starts []int64
+}
+
+// OpenGroups opens a Parquet file that is read by groups. Errors name it by its path.
+func OpenGroups(path string, in io.ReaderAt, size int64) (g *Groups, err error) {
+	err = safely(path, func() error {
+		g = &Groups{f: &parquetFile{path: path, size: size, limit: defaultMemory}, in: in}
+		if err := g.f.footer(in); err != nil {
+			return damaged(path, err)
+		}
+		rows := int64(0)
+		for i := range g.f.groups {
+			g.Starts = append(g.Starts, rows)
+			rows += g.f.groups[i].rows
+		}
+		g.Starts = append(g.Starts, rows)
+		return nil
+	})
+	return g, err
+}
+
+// Read reads a column of a group.
+func (g *Groups) Read(group int, column string) (c *Column, err error) {
+	f := g.f
+	err = safely(f.path, func() error {
+		k := slices.IndexFunc(f.named, func(f Field) bool { return f.Name == column })
+		if k < 0 {
+			return damaged(f.path, fmt.Errorf("it has no column %s", column))
+		}
+		i := f.column[k]
+		at := &f.groups[group].chunks[i]
+		c = &Column{Name: column}
+		p := newPages(io.NewSectionReader(g.in, at.at, at.length), at, &f.leaves[i], f.limit)
+		if err := p.fill(c, int(f.groups[group].rows)); err != nil {
+			return damaged(f.path, fmt.Errorf("column %s: %w", column, err))
+		}
+		return nil
+	})
+	return c, err
+}
+
 var errNoFooter = errors.New("it does not end as a Parquet file does")
 
 // footer reads the description at the end of the file.
-func (f *parquetFile) footer(in *os.File) error {
+func (f *parquetFile) footer(in io.ReaderAt) error {
 	var tail [8]byte
 	if f.size < 12 {
 		return errNoFooter

@@ -2,6 +2,8 @@
 // nothing of graphs; dataset/importer makes nodes, edges and features of what it reads.
 package table
 
+import "strconv"
+
 // Kind is the type of a column's cells.
 type Kind int
 
@@ -43,3 +45,11 @@ func (c *Column) Text(i int) []byte { return c.Data[c.Offsets[i]:c.Offsets[i+1]]
 
 // IsMissing reports whether cell i has no value.
 func (c *Column) IsMissing(i int) bool { return c.Missing != nil && c.Missing[i] }
+
+// AppendInt appends cell i of a column of Int or Uint in digits.
+func AppendInt(dst []byte, c *Column, i int) []byte {
+	if c.Kind == Uint {
+		return strconv.AppendUint(dst, uint64(c.Ints[i]), 10)
+	}
+	return strconv.AppendInt(dst, c.Ints[i], 10)
+}

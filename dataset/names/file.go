@@ -1,0 +1,183 @@
+package names
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"math/bits"
+	"sort"
+
+	"github.com/parquet-go/parquet-go"
+
+	"helios/dataset/table"
+)
+
+// row is a row of a file of names: the name of the node that is the row's number, and an index of
+// all names, hash and node, by ascending hash.
+type row struct {
+	Name string `parquet:"name,plain"`
+	Hash uint64 `parquet:"hash,plain"`
+	Node int64  `parquet:"node,plain"`
+}
+
+// groupRows is the number of rows of a group, which a look-up decodes.
+const groupRows = 1 << 15
+
+// Write writes the file of names, when they are numbered.
+func (j *Join) Write(ctx context.Context, w io.Writer) error {
+	if _, err := j.listFile.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	list := bufio.NewReaderSize(j.listFile, 1<<18)
+	p, index := 0, j.found.stream(0)
+	out := parquet.NewGenericWriter[row](w, parquet.MaxRowsPerRowGroup(groupRows),
+		parquet.CreatedBy("heliosctl", "1", ""), parquet.DataPageStatistics(false))
+	rows := make([]row, 0, groupRows)
+	for i := range j.nodes {
+		n, err := binary.ReadUvarint(list)
+		if err != nil {
+			return err
+		}
+		name := make([]byte, n)
+		if _, err := io.ReadFull(list, name); err != nil {
+			return err
+		}
+		r := row{Name: string(name)}
+		for {
+			if r.Hash, err = index.number(); !errors.Is(err, io.ErrUnexpectedEOF) || p+1 == j.parts {
+				break
+			}
+			p++
+			index = j.found.stream(p)
+		}
+		if err != nil {
+			return err
+		}
+		node, err := index.number()
+		if err != nil {
+			return err
+		}
+		r.Node = int64(node)
+		if rows = append(rows, r); len(rows) == groupRows || i+1 == j.nodes {
+			if _, err := out.Write(rows); err != nil {
+				return err
+			}
+			if err := out.Flush(); err != nil {
+				return err
+			}
+			rows = rows[:0]
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+		}
+	}
+	return out.Close()
+}
+
+// File is a file of names. It is not for several goroutines.
+type File struct {
+	g      *table.Groups
+	names  group
+	hashes group
+	nodes  group
+}
+
+// group is the column of a group of rows that was read last.
+type group struct {
+	i int
+	c *table.Column
+}
+
+// Open opens a file of names.
+func Open(path string, in io.ReaderAt, size int64) (*File, error) {
+	g, err := table.OpenGroups(path, in, size)
+	return &File{g: g}, err
+}
+
+// Nodes is the number of nodes.
+func (f *File) Nodes() int64 { return f.g.Starts[len(f.g.Starts)-1] }
+
+// read reads a column at a row, and returns the row's place in it.
+func (f *File) read(g *group, column string, at int64) (place int, err error) {
+	i := sort.Search(len(f.g.Starts), func(i int) bool { return f.g.Starts[i] > at }) - 1
+	if g.c == nil || g.i != i {
+		if g.c, err = f.g.Read(i, column); err != nil {
+			return 0, err
+		}
+		g.i = i
+	}
+	return int(at - f.g.Starts[i]), nil
+}
+
+// Name returns the name of a node.
+func (f *File) Name(node int64) (string, error) {
+	i, err := f.read(&f.names, "name", node)
+	if err != nil {
+		return "", err
+	}
+	return string(f.names.c.Text(i)), nil
+}
+
+// Node returns the node of a name; ok is false where none has it. Hashes are spread evenly, so the
+// first guess is near.
+func (f *File) Node(name string) (node int64, ok bool, err error) {
+	h := hashOf([]byte(name))
+	hash := func(at int64) uint64 {
+		i, e := f.read(&f.hashes, "hash", at)
+		if e != nil {
+			err = errors.Join(err, e)
+			return 0
+		}
+		return uint64(f.hashes.c.Ints[i])
+	}
+	n := f.Nodes()
+	guess, _ := bits.Mul64(h, uint64(n))
+	lo, hi := int64(0), n // the first hash of at least h is in lo..hi
+	for step := int64(groupRows / 2); lo < hi && err == nil; step *= 4 {
+		from, to := max(int64(guess)-step, lo), min(int64(guess)+step, hi)
+		if from > lo && hash(from-1) >= h {
+			hi = from
+			continue
+		}
+		lo = from
+		if to < hi && hash(to) < h {
+			lo = to
+			continue
+		}
+		hi = to
+		break
+	}
+	at := lo + int64(sort.Search(int(hi-lo), func(i int) bool { return hash(lo+int64(i)) >= h }))
+	for ; at < n && err == nil && hash(at) == h; at++ {
+		i, e := f.read(&f.nodes, "node", at)
+		if e != nil {
+			return 0, false, e
+		}
+		v := f.nodes.c.Ints[i]
+		if v < 0 || v >= n {
+			continue
+		}
+		if its, e := f.Name(v); e != nil || its == name {
+			return v, e == nil, e
+		}
+	}
+	return 0, false, err
+}
+
+// Each calls fn with all names in the order of the nodes.
+func (f *File) Each(fn func(name []byte) error) error {
+	for i := range len(f.g.Starts) - 1 {
+		c, err := f.g.Read(i, "name")
+		if err != nil {
+			return err
+		}
+		for k := range len(c.Offsets) - 1 {
+			if err := fn(c.Text(k)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
