@@ -12,6 +12,7 @@
 //	labels.npy     int32 [nodes], -1 = unlabelled
 //	train.npy, val.npy, test.npy   int64 node ids, ascending
 //	names.txt      optional: one name per node, in order
+//	names.parquet  optional: the same of tables, looked up both ways (package names)
 //	ids.npy        optional, int64 [nodes]: the ids that the nodes had where they came from
 //	columns.json   optional: how a table's columns became features (package columns)
 //	dataset.seal   sizes and checksums of all of these (package seal); missing in a dataset of an older version
@@ -22,6 +23,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path"
@@ -34,6 +36,7 @@ import (
 	"github.com/google/uuid"
 	"go.yaml.in/yaml/v3"
 
+	"helios/dataset/names"
 	"helios/dataset/npy"
 	"helios/dataset/seal"
 	"helios/graph"
@@ -63,6 +66,7 @@ const (
 	FeaturesName = "features.npy"
 	LabelsName   = "labels.npy"
 	NamesName    = "names.txt"
+	NameMapName  = "names.parquet"
 	IDsName      = "ids.npy"
 	ColumnsName  = "columns.json"
 )
@@ -531,6 +535,9 @@ func (d *Dataset) Names() ([]string, error) {
 func (d *Dataset) NamesOf(nodeType int) ([]string, error) {
 	g := d.Meta.Graph()
 	t := &g.NodeTypes[nodeType]
+	if m, err := d.NameMap(nodeType); m != nil || err != nil {
+		return readNames(m, err)
+	}
 	file := path.Join(t.Dir, NamesName)
 	if _, err := os.Lstat(d.Path(file)); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -552,6 +559,61 @@ func (d *Dataset) NamesOf(nodeType int) ([]string, error) {
 			len(names), d.Path(MetaName), t.Nodes)
 	}
 	return names, nil
+}
+
+// NameMap is names.parquet of a type of nodes, or nil when there is none. Its caller closes it.
+func (d *Dataset) NameMap(nodeType int) (*NameMap, error) {
+	t := &d.Meta.Graph().NodeTypes[nodeType]
+	file := path.Join(t.Dir, NameMapName)
+	if _, err := os.Lstat(d.Path(file)); errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	r, err := d.reader(file)
+	if err != nil {
+		return nil, err
+	}
+	f, err := names.Open(d.Path(file), readerAt{r}, r.Size())
+	if err == nil && f.Nodes() != t.Nodes {
+		err = errs.New(errs.Usage, "%s has %d names, %s says %d nodes", d.Path(file), f.Nodes(),
+			d.Path(MetaName), t.Nodes)
+	}
+	if err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	return &NameMap{f, r}, nil
+}
+
+// NameMap is a file of names that is looked up.
+type NameMap struct {
+	*names.File
+	io.Closer
+}
+
+// readerAt is a sealed file as an io.ReaderAt.
+type readerAt struct{ *seal.Reader }
+
+// ReadAt reads and checks bytes.
+func (r readerAt) ReadAt(b []byte, at int64) (int, error) {
+	if left := r.Size() - at; int64(len(b)) > left {
+		n := max(left, 0)
+		if err := r.Reader.ReadAt(b[:n], at); err != nil {
+			return 0, err
+		}
+		return int(n), io.EOF
+	}
+	return len(b), r.Reader.ReadAt(b, at)
+}
+
+// readNames reads all names.
+func readNames(m *NameMap, err error) (all []string, _ error) {
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = m.Close() }() // read only
+	return all, m.Each(func(name []byte) error {
+		all = append(all, string(name))
+		return nil
+	})
 }
 
 // ColumnsOf is columns.json of a type of nodes, or nil when there is none.

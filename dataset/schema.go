@@ -22,7 +22,7 @@ import (
 // Format 2 is a graph of several types of nodes and relations, or with other targets than one class
 // a node. Its files lie in folders that have numbers, so that no name becomes a path:
 //
-//	nodes/NNN/   features.npy [n, dim] of a type with rows; names.txt, ids.npy and columns.json as in format 1
+//	nodes/NNN/   features.npy [n, dim] of a type with rows; names.txt, names.parquet, ids.npy and columns.json as in format 1
 //	edges/NNN/   indptr.npy int64 [n_dst+1], indices.npy [edges]: the in-neighbours of each node of
 //	             the relation's Dst, as numbers within Src, ascending
 //	tasks/NNN/   labels.npy, and train.npy, val.npy, test.npy: int64 numbers within the type
@@ -180,7 +180,7 @@ const (
 )
 
 var partFiles = map[string][]string{
-	nodesPart: {FeaturesName, NamesName, IDsName, ColumnsName},
+	nodesPart: {FeaturesName, NamesName, NameMapName, IDsName, ColumnsName},
 	edgesPart: {IndptrName, IndicesName},
 	tasksPart: {LabelsName, "train.npy", "val.npy", "test.npy"},
 }

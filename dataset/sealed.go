@@ -35,7 +35,7 @@ import (
 
 // Files are the files of format 1 that a run may read.
 var Files = []string{MetaName, IndptrName, IndicesName, FeaturesName, LabelsName, "train.npy",
-	"val.npy", "test.npy", NamesName, IDsName, ColumnsName}
+	"val.npy", "test.npy", NamesName, NameMapName, IDsName, ColumnsName}
 
 // IsFile reports whether a name, relative to the folder, is that of a file that a dataset may have.
 func IsFile(name string) bool {

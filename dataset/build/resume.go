@@ -38,6 +38,7 @@ type journalLine struct {
 	Arrays   []arrayDone   `json:"arrays,omitempty"`   // of Topology: indptr and indices
 	Array    string        `json:"array,omitempty"`
 	Done     *arrayDone    `json:"done,omitempty"` // the array is whole
+	Step     *stepDone     `json:"step,omitempty"`
 	// the array is there up to here; neither: it begins anew
 	Partial *edges.ArrayMark `json:"partial,omitempty"`
 }
@@ -54,6 +55,19 @@ type sourceMark struct {
 	Unit  string `json:"unit"`
 	Total int64  `json:"total"`
 	Parts int    `json:"parts"`
+}
+
+// stepDone is a step of which the import needs the files only.
+type stepDone struct {
+	Name  string          `json:"name"`
+	State json.RawMessage `json:"state"`
+	Files []stepFile      `json:"files"`
+}
+
+type stepFile struct {
+	Name string `json:"name"`
+	Size int64  `json:"size"`
+	Sum  uint32 `json:"sum,omitempty"` // of its checksums in the seal
 }
 
 type arrayDone struct {
@@ -78,6 +92,7 @@ type journal struct {
 	topology map[string]*edges.Counts // that are whole, by folder
 	done     map[string]arrayDone
 	partial  map[string]edges.ArrayMark
+	steps    map[string]*stepDone
 }
 
 // JournalStep lets tests end an import before and after each line.
@@ -85,7 +100,8 @@ var JournalStep func(line []byte, written bool) error
 
 func newJournal(f *os.File, path string) *journal {
 	j := &journal{f: f, path: path, topology: map[string]*edges.Counts{},
-		done: map[string]arrayDone{}, partial: map[string]edges.ArrayMark{}}
+		done: map[string]arrayDone{}, partial: map[string]edges.ArrayMark{},
+		steps: map[string]*stepDone{}}
 	j.newEdges("")
 	return j
 }
@@ -101,7 +117,7 @@ func (j *journal) sorted() bool { return j.topology[j.folder] != nil }
 
 // worth reports whether there is anything that another run need not do again.
 func (j *journal) worth() bool {
-	return j != nil && (len(j.runs) > 0 || len(j.topology) > 0 || len(j.done) > 0 ||
+	return j != nil && (len(j.steps) > 0 || len(j.runs) > 0 || len(j.topology) > 0 || len(j.done) > 0 ||
 		len(j.partial) > 0)
 }
 
@@ -122,6 +138,8 @@ func (j *journal) where() string {
 	switch {
 	case len(j.topology) > 0 && j.folder != "":
 		return fmt.Sprintf("the edges of %d relations", len(j.topology))
+	case len(j.runs) == 0 && len(j.topology) == 0 && bytes == 0 && features == "":
+		return "the names of the nodes"
 	case j.sorted() || len(j.runs) == 0:
 		switch {
 		case bytes > 0:
@@ -197,6 +215,8 @@ func (j *journal) take(l journalLine) {
 		j.begin = *l.Begin
 	case l.Folder != "":
 		j.newEdges(l.Folder)
+	case l.Step != nil:
+		j.steps[l.Step.Name] = l.Step
 	case l.Source != nil:
 		j.sources[l.Source.ID] = *l.Source
 	case l.Run != nil:
@@ -394,6 +414,13 @@ func (j *journal) usable(dir string) error {
 		if m := j.merged; m != nil {
 			if err := errors.Join(need(path.Join(j.folder, "indptr.npy"), m.CSC.Indptr.Bytes),
 				need(path.Join(j.folder, "indices.npy"), m.CSC.Indices.Bytes)); err != nil {
+				return err
+			}
+		}
+	}
+	for _, step := range j.steps {
+		for _, f := range step.Files {
+			if err := need(f.Name, f.Size); err != nil {
 				return err
 			}
 		}

@@ -199,6 +199,9 @@ func (s *Staging) Commit(m dataset.Meta) error {
 	if err := f.Finish(); err != nil {
 		return err
 	}
+	if err := errors.Join(s.ClearScratch(), s.sealSteps()); err != nil {
+		return err
+	}
 	if err := s.writeSeal(m.UUID); err != nil {
 		return err
 	}

@@ -34,6 +34,7 @@ type TablesOptions struct {
 	Undirected   bool   `option:"undirected" common:"yes" also:"reverse" usage:"store each edge both ways, and drop repeated edges"`
 	AddReverse   bool   `option:"add-reverse" usage:"add the opposite of each edge that is no self loop; repeated edges stay, unless {dedup}"`
 	Dedup        bool   `option:"dedup" usage:"drop repeated edges"`
+	Dangling     string `option:"dangling" common:"yes" oneof:"refuse,drop" default:"refuse" usage:"edges that name a node that is in no row: refuse them, or drop them"`
 	Header       string `option:"header" oneof:"yes,no" shown:"found out" usage:"whether the first line of text files names columns; without names these are 1, 2, …"`
 	AllowOutside bool   `option:"allow-outside" usage:"read files that a description names outside its folder"`
 	PadOption
@@ -146,7 +147,7 @@ type tableImport struct {
 	inputs []string
 	nodes  []*tables.Source // by entry of the description
 	edges  []*tables.Source
-	names  []*typeNames
+	numbered
 	like   *dataset.Dataset // {like}; nil: none
 	made   [][]columns.Learned
 	labels []int32
@@ -250,7 +251,7 @@ func (t *tableImport) run(ctx context.Context) (err error) {
 		}
 		defer func() { err = errors.Join(err, t.like.Close()) }()
 	}
-	typed := len(t.d.Nodes) > 1 || len(t.d.Edges) > 1 || t.d.Edges[0].Reverse != ""
+	typed := t.typed()
 	if typed {
 		if o := &t.opt; o.Undirected || o.AddReverse || o.Dedup || o.SelfLoops != "keep" {
 			return errs.New(errs.Usage, "{undirected}, {add-reverse}, {dedup} and {self-loops} are for one relation; write reverse and dedup into %s",
@@ -260,10 +261,12 @@ func (t *tableImport) run(ctx context.Context) (err error) {
 	if !typed && t.opt.Pad {
 		return errs.New(errs.Usage, "{pad} is for several types of nodes; leave it out")
 	}
-	for i := range t.d.Nodes {
-		if err := t.nodeType(ctx, i); err != nil {
-			return err
-		}
+	t.setTarget()
+	if err := t.number(ctx); err != nil {
+		return err
+	}
+	for i, n := range t.Nodes {
+		t.types = append(t.types, typedNodes{name: t.d.Nodes[i].NodeType, nodes: n})
 	}
 	if typed {
 		return t.writeTyped(ctx)
@@ -271,30 +274,30 @@ func (t *tableImport) run(ctx context.Context) (err error) {
 	return t.writePlain(ctx)
 }
 
-// nodeType numbers the nodes of a type.
-func (t *tableImport) nodeType(ctx context.Context, i int) error {
-	n := &t.d.Nodes[i]
-	names, err := t.readNames(ctx, n, t.nodes[i])
-	if err != nil {
-		return err
+// typed reports whether the graph has several types or relations.
+func (t *tableImport) typed() bool {
+	return len(t.d.Nodes) > 1 || len(t.d.Edges) > 1 || t.d.Edges[0].Reverse != ""
+}
+
+// setTarget says what the labels ask for.
+func (t *tableImport) setTarget() {
+	t.o.Target = dataset.TargetClass
+	for i := range t.d.Nodes {
+		for _, l := range t.d.Nodes[i].Labels {
+			switch l.TaskType {
+			case multiLabel:
+				t.o.Target = dataset.TargetMultiLabel
+			case regression:
+				t.o.Target = dataset.TargetRegression
+			}
+		}
 	}
-	t.names = append(t.names, names)
-	t.types = append(t.types, typedNodes{name: n.NodeType, nodes: names.count()})
-	return nil
 }
 
 // labelsOf reads labels and splits of the type that has some.
 func (t *tableImport) labelsOf(ctx context.Context, i int, typed bool) (err error) {
 	n := &t.d.Nodes[i]
-	t.m.Nodes, t.o.Target = t.types[i].nodes, dataset.TargetClass
-	if len(n.Labels) > 0 {
-		switch n.Labels[0].TaskType {
-		case multiLabel:
-			t.o.Target = dataset.TargetMultiLabel
-		case regression:
-			t.o.Target = dataset.TargetRegression
-		}
-	}
+	t.m.Nodes = t.types[i].nodes
 	if typed {
 		if err := t.taskOn("label", n.NodeType); err != nil {
 			return err
@@ -374,17 +377,10 @@ func (t *tableImport) writePlain(ctx context.Context) error {
 		return errs.New(errs.Usage, "%s: no column is a feature, and nodes of a graph of one type need some; {feature-columns} and {transform} choose",
 			t.nodes[0].Files[0])
 	}
-	source, err := t.edgesOf(ctx, 0)
-	if err != nil {
-		return err
-	}
-	if err := t.edgesFrom(ctx, source); err != nil {
+	if err := t.edgesFrom(ctx, t.edgesOf(0)); err != nil {
 		return err
 	}
 	if err := t.topology(ctx); err != nil {
-		return err
-	}
-	if err := t.names[0].write(t.importer, t.nodesFile(dataset.NamesName)); err != nil {
 		return err
 	}
 	return t.writeColumns(ctx, t.nodes[0], learned)
@@ -422,11 +418,8 @@ func (t *tableImport) writeTyped(ctx context.Context) error {
 		for k := range learned {
 			x.dim += learned[k].Width()
 		}
-		src, names := t.nodes[i], t.names[i]
+		src := t.nodes[i]
 		x.write = func(ctx context.Context) error {
-			if err := names.write(t.importer, t.nodesFile(dataset.NamesName)); err != nil {
-				return err
-			}
 			if learned == nil {
 				return nil
 			}
@@ -438,8 +431,7 @@ func (t *tableImport) writeTyped(ctx context.Context) error {
 		t.rels = append(t.rels, typedEdges{src: e.Relation[0], name: e.Relation[1],
 			dst: e.Relation[2], reverse: e.Reverse, dedup: e.Dedup,
 			open: func(ends) ([]edges.Source, error) {
-				s, err := t.edgesOf(ctx, i)
-				return []edges.Source{s}, err
+				return []edges.Source{t.edgesOf(i)}, nil
 			}})
 	}
 	return t.write(ctx)

@@ -49,7 +49,7 @@ type Options struct {
 	Memory int64
 	// Table says that a table of the nodes is added first: no others are nodes then.
 	Table bool
-	Type  string // name of the type, for scratch files
+	Type  string // name of the type, for errors
 	Bytes int64  // about how much text all names have
 }
 
@@ -75,10 +75,10 @@ func New(o Options) (*Join, error) {
 		j.ranks, err = j.spool("ranks")
 	}
 	if err == nil {
-		j.orderFile, err = o.Create(o.Type + "-order")
+		j.orderFile, err = o.Create("order")
 	}
 	if err == nil {
-		j.listFile, err = o.Create(o.Type + "-list")
+		j.listFile, err = o.Create("list")
 	}
 	if err != nil {
 		return nil, errors.Join(err, j.Close())
@@ -90,7 +90,7 @@ func New(o Options) (*Join, error) {
 
 func (j *Join) spool(name string) (*spool, error) {
 	room := int(min(64<<10, max(j.o.Memory/int64(16*j.parts), 4<<10)))
-	return newSpool(j.o.Create, j.o.Type+"-"+name, j.parts, room)
+	return newSpool(j.o.Create, name, j.parts, room)
 }
 
 // Close closes the scratch files.
