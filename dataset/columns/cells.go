@@ -95,19 +95,29 @@ func parseBool(t []byte) (float64, error) {
 	return 0, errors.New("is none of true, false, yes, no, 1 and 0")
 }
 
-var dateLayouts = []string{"2006-01-02", "2006-01-02 15:04:05", time.RFC3339, "2006-01-02T15:04:05",
+var timeLayouts = []string{"2006-01-02 15:04:05", time.RFC3339, "2006-01-02T15:04:05",
 	"2006-01-02 15:04:05Z07:00", "2006-01-02 15:04", "2006-01-02T15:04"}
 
 // ParseTime reads a date, or a date and time, in UTC where it names no zone, as microseconds since
-// 1970.
+// 1970. A year comes first: the other orders have two meanings.
 func ParseTime(t []byte) (int64, error) {
+	const day = len("2006-01-02")
 	t = bytes.TrimSpace(t)
-	for _, l := range dateLayouts {
-		if len(t) < len("2006-01-02") || t[4] != '-' {
-			break
-		}
-		if x, err := time.Parse(l, text(t)); err == nil {
+	if len(t) >= day && t[4] == '/' && t[7] == '/' {
+		t = slices.Clone(t)
+		t[4], t[7] = '-', '-'
+	}
+	switch {
+	case len(t) < day || t[4] != '-':
+	case len(t) == day:
+		if x, err := time.Parse(time.DateOnly, text(t)); err == nil {
 			return x.UnixMicro(), nil
+		}
+	default:
+		for _, l := range timeLayouts {
+			if x, err := time.Parse(l, text(t)); err == nil {
+				return x.UnixMicro(), nil
+			}
 		}
 	}
 	return 0, errors.New("is no date such as 2026-01-31 or 2026-01-31T12:00:00Z")

@@ -95,7 +95,7 @@ func TestTransforms(t *testing.T) {
 			[]float32{2, 0, 0, 1}},
 		{"NA", Spec{Transform: None, Missing: Zero, NA: []string{"?"}}, texts("c", "2", "?"),
 			[]float32{2, 0}},
-		{"date", Spec{Transform: Date}, texts("c", "1970-01-01", "1970-01-03T00:00:00Z"),
+		{"date", Spec{Transform: Date}, texts("c", "1970/01/01", "1970-01-03T00:00:00Z"),
 			[]float32{-1, 1}},
 		{"parts", Spec{Transform: Date, Parts: []string{"year", "weekday"}},
 			texts("c", "2025-12-01", "2026-01-03 10:00:00"), []float32{-1, -1, 1, 1}},
