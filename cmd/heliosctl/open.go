@@ -95,7 +95,7 @@ type ssdOpener struct {
 // open leases and brings up the SSDs that were chosen, or all bound ones.
 func (o *ssdOpener) open(ctx context.Context) (*ssdSet, error) {
 	if o.data != nil && o.data.Meta.Rows() == 0 {
-		return o.openData(ctx)
+		return o.openData(ctx, "")
 	}
 	st, err := o.store.Load()
 	if err != nil {
