@@ -190,6 +190,7 @@ func TestVirtualCountsOfEveryMode(t *testing.T) {
 // So it is with dynamic tiers: a policy's answers depend on the order of lookups alone. How many
 // batches the accumulator merges depends on the SSDs, and with it only how the cpu stack's reads
 // share commands.
+// The machine has flash, of which commands reach as far as those of software SSDs do.
 func TestVirtualCountsOfDynamicTiers(t *testing.T) {
 	shapes := []graphSpec{tiny, dense, padded}
 	if wide.Lean() {
@@ -207,7 +208,7 @@ func TestVirtualCountsOfDynamicTiers(t *testing.T) {
 			v.set(&cfg)
 			real := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 			require.NoError(t, real.err, v.name)
-			model := playVirtual(t, cfg, d, "a100-optane", 3)
+			model := playVirtual(t, cfg, d, "a100-980pro", 3)
 			name := fmt.Sprintf("%+v %s", g, v.name)
 			require.Equal(t, real.res.GPUCacheBytes, model.GPUCacheBytes, name)
 			require.Equal(t, real.res.CPUCacheBytes, model.CPUCacheBytes, name)

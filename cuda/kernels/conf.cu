@@ -12,6 +12,7 @@
 //   conf_pack    every kind of parameter field, widened to 64 bits
 //   conf_big     the largest parameter block that CUDA takes beside hx_launch
 //   conf_clock   writes the values that the device's clock takes one after the other, which tell its step
+//   conf_price   does one thing over and over, such as a trip to memory, and writes down when it began and ended
 //
 // Words that the host or another grid polls go through relaxed atomics of system scope; nothing
 // else is handed over by them. Reference: internal/testing/conformance/kernels.go, to the bit.
@@ -110,6 +111,51 @@ struct ClockParams {
 };
 static_assert(sizeof(ClockParams) == 24, "conformance.clockParams");
 
+// go: conformance.priceParams
+struct PriceParams {
+	u64 Dst, Src;
+	i64 N;
+	u32 Kind, Width, Lines, _;
+};
+static_assert(sizeof(PriceParams) == 40, "conformance.priceParams");
+constexpr u32 priceTrip = 0, priceAtomic = 1, priceFence = 2, priceRing = 3, priceRead = 4;
+
+// N trips, atomics, fences or doorbells, one after the other, by one thread. Returns what the last one found.
+HX_DEVICE inline u64 price_steps(const PriceParams &p) {
+	u64 *src = dev::at<u64>(p.Src), v = 0;
+	for (i64 i = 0; i < p.N; i++) {
+		switch (p.Kind) {
+		case priceTrip: v = dev::ld_relaxed_sys(src + v); break;
+		case priceAtomic: v = dev::add_sys<dev::relaxed>(src + (v >> 63), (u64)1); break;
+		case priceFence:
+			dev::st_relaxed_sys(src, v = (u64)i + 1);
+			dev::fence_sys();
+			break;
+		case priceRing: dev::ring(dev::at<u32>(p.Src), (u32)(v = (u64)i + 1)); break;
+		}
+	}
+	return v;
+}
+
+// N reads of 16 bytes by each lane, which make lines of Width bytes, spread over Lines of them. Returns the sum
+// of the first words.
+HX_DEVICE inline u64 price_reads(const PriceParams &p) {
+	constexpr u32 ahead = 8;
+	u32 per = p.Width / 16, lines = 32 / per, first = dev::warp() * lines + dev::lane() / per;
+	u64 sum = 0;
+	for (i64 i = 0; i < p.N; i += ahead) {
+		u32x4 v[ahead];
+#pragma GCC unroll 8
+		for (u32 k = 0; k < ahead; k++) {
+			u32 line = (first + (u32)(i + k) * dev::warps() * lines) * 0x9e3779b1u & (p.Lines - 1);
+			v[k] = dev::ld16_global(dev::at<u8>(p.Src, (i64)line * p.Width + dev::lane() % per * 16));
+		}
+#pragma GCC unroll 8
+		for (u32 k = 0; k < ahead; k++) sum += v[k].x;
+	}
+	return sum;
+}
+
 // This thread's part of n items: the block's share as in Go's Block.Range, the threads' in turn.
 HX_DEVICE inline void share(i64 n, i64 &first, i64 &end) {
 	i64 q = n / dev::blocks(), r = n % dev::blocks(), b = dev::bid();
@@ -203,4 +249,24 @@ HX_KERNEL(conf_clock, ClockParams) {
 		dev::st(d + 1 + n++, (u64)t);
 	}
 	dev::st(d, (u64)n);
+}
+
+HX_KERNEL(conf_price, PriceParams) {
+	if (dev::dropped(hx)) return;
+	if (p.Kind > priceRead || (p.Kind == priceRead && (p.Width != 32 && p.Width != 64 && p.Width != 128))) {
+		if (dev::tid() == 0) dev::fail(hx, 1, p.Kind, p.Width);
+		return;
+	}
+	u64 *d = dev::at<u64>(p.Dst), v = 0;
+	u32 thread = dev::bid() * dev::threads() + dev::tid();
+	u64 begin = (u64)dev::now_ns();
+	if (p.Kind == priceRead)
+		v = price_reads(p);
+	else if (thread == 0)
+		v = price_steps(p);
+	dev::st(d + 2 * dev::blocks() + thread, v);
+	dev::syncthreads();
+	if (dev::tid() != 0) return;
+	dev::st(d + 2 * dev::bid(), begin);
+	dev::st(d + 2 * dev::bid() + 1, (u64)dev::now_ns());
 }

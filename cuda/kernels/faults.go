@@ -6,7 +6,8 @@ import "fmt"
 // are the record's A, B and C as signed numbers (in order, or by %[n]d). The owner of a kernel adds
 // its lines here; a test compares with the codes in the .cu files.
 var faults = map[string][]string{
-	"conf_fail": {"conf_fail was told to fail"},
+	"conf_fail":  {"conf_fail was told to fail"},
+	"conf_price": {"conf_price: kind %d, lines of %d bytes"},
 
 	"coalesce": {
 		"coalesce: %d passes over the slot, which has 64 bits",

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -17,7 +18,7 @@ import (
 	"helios/internal/testing/conformance"
 )
 
-// The measurements of the GPU and its driver alone: probe, clock, queues and start.
+// The measurements of the GPU, its link and its driver alone: probe, clock, queues, pcie and start.
 
 // benchProbe prints the driver's report.
 func benchProbe(_ context.Context, b *bench) error {
@@ -33,7 +34,7 @@ func benchProbe(_ context.Context, b *bench) error {
 
 // deviceRow is a line of one of them.
 type deviceRow struct {
-	Kind string `json:"kind"` // clock, queues, start
+	Kind string `json:"kind"` // clock, queues, start, pcie
 
 	// clock: the differences between the values that the device's clock takes, in nanoseconds.
 	// Latencies and deadlines of kernels are no finer.
@@ -53,6 +54,9 @@ type deviceRow struct {
 	KernelsMS float64 `json:"kernels_ms,omitempty"`
 	Kernels   int     `json:"kernels,omitempty"`
 	ForcedPTX bool    `json:"forced_ptx,omitempty"`
+
+	// pcie: what steps of the I/O kernels cost.
+	Prices []price `json:"prices,omitempty"`
 }
 
 func (d deviceRow) String() string {
@@ -63,6 +67,12 @@ func (d deviceRow) String() string {
 	case "queues":
 		return fmt.Sprintf("kernels of %d of %d streams ran at one time, with %s connections",
 			d.AtOnce, d.Streams, d.Connections)
+	case "pcie":
+		var words []string
+		for _, p := range d.Prices {
+			words = append(words, p.String())
+		}
+		return strings.Join(words, "; ")
 	}
 	return fmt.Sprintf("device open after %.0f ms, %d kernels loaded after %.0f ms more", d.OpenMS,
 		d.Kernels, d.KernelsMS)
@@ -137,6 +147,114 @@ func clockStep(ctx context.Context, d *driver.Device) (row deviceRow, err error)
 	slices.Sort(steps)
 	return deviceRow{Kind: "clock", Values: n, LeastNS: steps[0], MedianNS: steps[len(steps)/2],
 		MostNS: steps[len(steps)-1]}, nil
+}
+
+// price is what one thing costs, again and again.
+type price struct {
+	Of string `json:"of"`
+	// of one, by one thread that waits for each: the median of three rounds
+	NS float64 `json:"ns,omitempty"`
+	// of reads by a full GPU
+	GBs float64 `json:"gb_s,omitempty"`
+}
+
+func (p price) String() string {
+	if p.GBs > 0 {
+		return fmt.Sprintf("%s %.2f GB/s", p.Of, p.GBs)
+	}
+	return fmt.Sprintf("%s %.0f ns", p.Of, p.NS)
+}
+
+// pricePCIe prices what the I/O kernels do on their way to the CPU's memory and to a doorbell, and
+// the same in the device's memory.
+func pricePCIe(ctx context.Context, d *driver.Device) (row deviceRow, err error) {
+	ctx, cancel := context.WithTimeout(ctx, deviceLimit)
+	defer cancel()
+	const steps, reads, threads, region = 2000, 64, 256, 64 << 20
+	blocks := 4 * d.Info().SMs
+	k, err := d.Kernel("conf_price")
+	if err != nil {
+		return row, err
+	}
+	s, err := d.NewStream(cuda.StreamOptions{Name: "pcie"})
+	if err != nil {
+		return row, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	var bufs []cuda.Buffer
+	defer func() {
+		for _, b := range bufs {
+			err = errors.Join(err, b.Free())
+		}
+	}()
+	alloc := func(kind cuda.MemKind, bytes int64) (b cuda.Buffer) {
+		if err == nil {
+			if b, err = d.Alloc(kind, bytes, "pcie"); err == nil {
+				bufs = append(bufs, b)
+			}
+		}
+		return b
+	}
+	pinned, there := alloc(cuda.MemPinned, region), alloc(cuda.MemDevice, region)
+	out := alloc(cuda.MemPinned, 8*int64(blocks)*(2+threads))
+	if err != nil {
+		return row, err
+	}
+	// A trip goes far from the one before, to all of the region in the end.
+	words := cuda.View[uint64](pinned.Ptr(), region/8)
+	for i := range words {
+		words[i] = (uint64(i) + 0x9e3779b1) % uint64(len(words))
+	}
+	if err := s.Copy(there.Ptr(), pinned.Ptr(), region); err != nil {
+		return row, err
+	}
+	measure := func(of string, src cuda.Buffer, grid cuda.LaunchConfig, p conformance.PriceParams) error {
+		p.Dst, p.Src = out.Ptr(), src.Ptr()
+		var ns []float64
+		for range 4 { // the first warms up
+			if err := cuda.Launch(s, k, grid, p); err != nil {
+				return err
+			}
+			if err := s.Synchronize(ctx); err != nil {
+				return err
+			}
+			v := cuda.View[uint64](out.Ptr(), 2*int64(grid.Blocks))
+			begin, end := v[0], v[1]
+			for b := range grid.Blocks {
+				begin, end = min(begin, v[2*b]), max(end, v[2*b+1])
+			}
+			ns = append(ns, float64(end-begin))
+		}
+		slices.Sort(ns[1:])
+		x := price{Of: of, NS: ns[2] / float64(p.N)}
+		if p.Kind == conformance.PriceRead {
+			x = price{Of: of, GBs: float64(p.N*16*threads) * float64(grid.Blocks) / max(ns[2], 1)}
+		}
+		row.Prices = append(row.Prices, x)
+		return nil
+	}
+	one := cuda.LaunchConfig{Blocks: 1, Threads: 32}
+	for _, m := range []struct {
+		name string
+		buf  cuda.Buffer
+	}{{"CPU", pinned}, {"device", there}} {
+		for kind, of := range []string{"a trip to %s memory", "an atomic in %s memory",
+			"a store to %s memory and fence.sys", "a doorbell's store to %s memory"} {
+			if err := measure(fmt.Sprintf(of, m.name), m.buf, one,
+				conformance.PriceParams{N: steps, Kind: uint32(kind)}); err != nil {
+				return row, err
+			}
+		}
+		for _, width := range []uint32{32, 64, 128} {
+			if err := measure(fmt.Sprintf("reads of %d bytes of %s memory", width, m.name), m.buf,
+				cuda.LaunchConfig{Blocks: blocks, Threads: threads}, conformance.PriceParams{N: reads,
+					Kind: conformance.PriceRead, Width: width, Lines: region / width}); err != nil {
+				return row, err
+			}
+		}
+	}
+	row.Kind = "pcie"
+	return row, nil
 }
 
 const (

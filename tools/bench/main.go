@@ -7,7 +7,7 @@
 //	bin/lab/bench sample    mini-batches, which have to be equal on all devices
 //	bin/lab/bench memory    gathers of cached rows, beside copies
 //	bin/lab/bench cache     lookups in the static index and in dynamic tiers
-//	bin/lab/bench clock     a GPU's clock; queues: kernels that run at one time; start: loading
+//	bin/lab/bench clock     a GPU's clock; queues: kernels that run at one time; pcie: trips; start: loading
 //	                        all kernels; probe: the driver's report
 //
 // Each row of results is a JSON object on standard output and a line of words on standard error.
@@ -37,7 +37,7 @@ import (
 var measurements = map[string]func(ctx context.Context, b *bench) error{
 	"gemm": benchGemm, "rows": benchRowKernels, "step": benchStep, "sample": benchSample,
 	"memory": benchMemory, "cache": benchCache, "probe": benchProbe, "clock": onGPU(clockStep),
-	"queues": onGPU(hardwareQueues), "start": onGPU(startTime),
+	"queues": onGPU(hardwareQueues), "start": onGPU(startTime), "pcie": onGPU(pricePCIe),
 }
 
 func main() {
@@ -55,7 +55,7 @@ func main() {
 
 func run(ctx context.Context, args []string) error {
 	if len(args) == 0 || measurements[args[0]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: bench gemm|rows|step|sample|memory|cache|clock|queues|start|probe [FLAGS]")
+		fmt.Fprintln(os.Stderr, "usage: bench gemm|rows|step|sample|memory|cache|clock|queues|pcie|start|probe [FLAGS]")
 		return flag.ErrHelp
 	}
 	b := &bench{FlagSet: flag.NewFlagSet("bench "+args[0], flag.ContinueOnError), args: args[1:]}

@@ -160,6 +160,14 @@ func TestDevice(t *testing.T) {
 	require.Greater(t, rowsOf(t, "clock")[0]["values"], 2.0)
 	require.EqualValues(t, 6, rowsOf(t, "queues")[0]["at_once"])
 	require.Greater(t, rowsOf(t, "start")[0]["kernels"], 20.0)
+	prices := rowsOf(t, "pcie")[0]["prices"].([]any)
+	require.Len(t, prices, 14)
+	for _, p := range prices {
+		p := p.(map[string]any)
+		ns, _ := p["ns"].(float64)
+		gbs, _ := p["gb_s"].(float64)
+		require.Greater(t, ns+gbs, 0.0, p["of"])
+	}
 }
 
 func TestBadArguments(t *testing.T) {

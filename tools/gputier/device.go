@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// deviceRow has the fields of a row of "bench clock", "queues" or "start" that selftest looks at.
+// deviceRow has the fields of a row of "bench clock", "queues", "pcie" or "start" that selftest looks at.
 type deviceRow struct {
 	Kind        string `json:"kind"`
 	Values      int    `json:"values"`
@@ -18,6 +18,7 @@ type deviceRow struct {
 	Connections string `json:"connections"`
 	Kernels     int    `json:"kernels"`
 	ForcedPTX   bool   `json:"forced_ptx"`
+	Prices      []any  `json:"prices"`
 }
 
 // deviceJobs are the steps of these measurements, and of a refill.
@@ -34,6 +35,7 @@ func (r *runner) deviceJobs() []job {
 	return []job{
 		verb("clock", "clock"),
 		verb("hardware queues", "queues"),
+		verb("pcie", "pcie"),
 		verb("start as shipped", "start", noCache),
 		verb("start from PTX", "start", noCache, "CUDA_FORCE_PTX_JIT=1"),
 		{name: "refill", limit: 60 * time.Second, then: refilled, args: []string{r.bin("gpuio.test"),

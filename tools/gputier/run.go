@@ -185,7 +185,7 @@ func (r *runner) all(only string) {
 // first are the steps that come before all others, in this order: the limit may end the rest. They
 // show that the GPU computes right and reads right, then the product's own figures.
 var first = []string{"nvidia-smi", "nvidia-smi: BAR1", "nvidia-smi: confidential computing",
-	"driver", "heliosctl", "doctor", "conformance", "refill", "RAM SSDs", "I/O at 80 us",
+	"driver", "heliosctl", "doctor", "conformance", "refill", "pcie", "RAM SSDs", "I/O at 80 us",
 	"I/O kernels", "memcheck: I/O", "racecheck: I/O", "synccheck: I/O", "bench step",
 	"graph: modes", "SSDs: modes", "load: modes", "train: helios", "train: gids"}
 

@@ -123,6 +123,7 @@ func selftestVerb(ctx context.Context, args []string) (err error) {
 		{"a start as shipped", res, func(d deviceRow) bool {
 			return d.Kernels > 20 && !d.ForcedPTX
 		}},
+		{"prices of trips", res, func(d deviceRow) bool { return len(d.Prices) > 10 }},
 		{"a start from PTX", res, func(d deviceRow) bool { return d.Kernels > 20 && d.ForcedPTX }},
 	} {
 		if !slices.ContainsFunc(want.of.Device, func(row json.RawMessage) bool {

@@ -94,6 +94,7 @@ func Run(t *testing.T, b Backend) {
 		{"CopyBounds", "", testCopyBounds},
 		{"Grid", "", testGrid},
 		{"Clock", "", testClock},
+		{"Prices", "", testPrices},
 		{"Parameters", "", testParameters},
 		{"ParametersAreCopied", "", testParametersAreCopied},
 		{"LaunchErrors", "", testLaunchErrors},
@@ -550,6 +551,53 @@ func testClock(s *suite) {
 		s.Errorf("%d values in no looks", v[0])
 	}
 	s.free(b)
+	s.close(st)
+}
+
+// The kernel that prices trips does what it is timed for.
+func testPrices(s *suite) {
+	const n, words, blocks, threads = 40, 512, 2, 64
+	st := s.stream(cuda.StreamOptions{})
+	src := s.alloc(cuda.MemPinned, 8*words, "priced")
+	dst := s.alloc(cuda.MemDevice, 8*blocks*(2+threads), "prices")
+	v := cuda.View[uint64](src.Ptr(), words)
+	run := func(kind, width uint32) []uint64 {
+		for i := range v {
+			v[i] = uint64(i*5+3) % words
+		}
+		if kind == PriceAtomic {
+			v[0] = 0
+		}
+		launch(s, st, "conf_price", blocks, PriceParams{Dst: dst.Ptr(), Src: src.Ptr(),
+			N: n, Kind: kind, Width: width, Lines: words * 8 / max(width, 1)})
+		got := s.readWords(st, dst.Ptr(), blocks*(2+threads))
+		for b := range blocks {
+			if took := int64(got[2*b+1] - got[2*b]); took < 0 || took > int64(patience) {
+				s.Fatalf("kind %d: block %d took %d ns", kind, b, took)
+			}
+		}
+		return got[2*blocks:]
+	}
+	at := uint64(0)
+	for range n {
+		at = (at*5 + 3) % words
+	}
+	for kind, want := range []struct{ last, left uint64 }{{at, 3}, {n - 1, n}, {n, n}, {n, n}} {
+		if got := run(uint32(kind), 0); got[0] != want.last || uint32(v[0]) != uint32(want.left) {
+			s.Errorf("kind %d found %d and left %d, want %d and %d", kind, got[0], v[0], want.last,
+				want.left)
+		}
+	}
+	for _, width := range []uint32{32, 64, 128} {
+		for t, got := range run(PriceRead, width) {
+			p := PriceParams{Src: src.Ptr(), N: n, Width: width, Lines: words * 8 / width}
+			if want := priceReads(&p, t, blocks*threads/32); got != want {
+				s.Fatalf("lines of %d bytes: thread %d summed %d, want %d", width, t, got, want)
+			}
+		}
+	}
+	s.free(src)
+	s.free(dst)
 	s.close(st)
 }
 

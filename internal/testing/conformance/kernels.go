@@ -115,6 +115,33 @@ type clockParams struct {
 // ClockParams is the parameter block of kernel conf_clock, for measurements.
 type ClockParams = clockParams
 
+// priceParams: a thing N times over. Of Price, one thread of the grid does it; PriceRead is reads of
+// 16 bytes by all threads, which make lines of Width bytes (32, 64 or 128) out of Lines of them, a
+// power of two, and N a multiple of 8. Block b writes to Dst[2b] and Dst[2b+1] when it began and
+// ended in nanoseconds; behind these each thread writes what it read last, or the sum of the first
+// words of its reads.
+type priceParams struct {
+	Dst   cuda.DevicePtr
+	Src   cuda.DevicePtr
+	N     int64
+	Kind  uint32
+	Width uint32
+	Lines uint32
+	_     uint32
+}
+
+// Kinds of PriceParams.
+const (
+	PriceTrip   = iota // a load of the place that the load before found, a uint64
+	PriceAtomic        // an addition of 1 that waits for the one before
+	PriceFence         // a store, and a fence of system scope
+	PriceRing          // a store as to a doorbell, 4 bytes
+	PriceRead
+)
+
+// PriceParams is the parameter block of kernel conf_price, for measurements.
+type PriceParams = priceParams
+
 // The layouts are those of a C++ compiler for the same declarations.
 const (
 	_ = -(unsafe.Sizeof(affineParams{}) ^ 32)
@@ -126,6 +153,7 @@ const (
 	_ = -(unsafe.Sizeof(packParams{}) ^ 120)
 	_ = -(unsafe.Sizeof(bigParams{}) ^ 4080)
 	_ = -(unsafe.Sizeof(clockParams{}) ^ 24)
+	_ = -(unsafe.Sizeof(priceParams{}) ^ 40)
 )
 
 var errConf = errors.New("conf_fail was told to fail")
@@ -227,6 +255,58 @@ func init() {
 		d[0] = uint64(n)
 		return nil
 	})
+	cuda.RegisterHost("conf_price", priceKernel)
+}
+
+func priceKernel(b *cuda.Block, p *priceParams) error {
+	read := p.Kind == PriceRead
+	if p.Kind > PriceRead || read && p.Width != 32 && p.Width != 64 && p.Width != 128 {
+		return fmt.Errorf("conf_price: kind %d, lines of %d bytes", p.Kind, p.Width)
+	}
+	begin := time.Now()
+	first := 2 * b.Blocks
+	d := cuda.View[uint64](p.Dst, int64(first+b.Blocks*b.Threads))
+	for t := b.Index * b.Threads; t < (b.Index+1)*b.Threads; t++ {
+		d[first+t] = 0
+		switch {
+		case read:
+			d[first+t] = priceReads(p, t, b.Blocks*b.Threads/32)
+		case t == 0:
+			d[first] = priceSteps(p)
+		}
+	}
+	d[2*b.Index] = uint64(begin.UnixNano())
+	d[2*b.Index+1] = uint64(begin.UnixNano()) + uint64(time.Since(begin))
+	return nil
+}
+
+func priceSteps(p *priceParams) (v uint64) {
+	for i := range p.N {
+		switch p.Kind {
+		case PriceTrip:
+			v = atomic.LoadUint64(word(p.Src + cuda.DevicePtr(8*v)))
+		case PriceAtomic:
+			v = atomic.AddUint64(word(p.Src), 1) - 1
+		case PriceFence:
+			v = uint64(i) + 1
+			atomic.StoreUint64(word(p.Src), v)
+		default:
+			v = uint64(i) + 1
+			atomic.StoreUint32(&cuda.View[uint32](p.Src, 1)[0], uint32(v))
+		}
+	}
+	return v
+}
+
+func priceReads(p *priceParams, thread, warps int) (sum uint64) {
+	words := cuda.View[uint32](p.Src, int64(p.Lines)*int64(p.Width)/4)
+	per := p.Width / 16
+	lane, lines := uint32(thread%32), 32/per
+	for i := range uint32(p.N) {
+		line := (uint32(thread/32)*lines + lane/per + i*uint32(warps)*lines) * 0x9e3779b1 & (p.Lines - 1)
+		sum += uint64(words[line*p.Width/4+lane%per*4])
+	}
+	return sum
 }
 
 const packWords = 22
