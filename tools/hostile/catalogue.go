@@ -21,7 +21,7 @@ const (
 // catalogue is every hostile input. A reader that takes a new format gets its cases here.
 func catalogue() []hostileCase {
 	return slices.Concat(arrayCases(), splitCases(), archiveCases(), edgeCases(), pickleCases(),
-		graphboltCases(), otherFormats(), degreeCases(), datasetCases(),
+		graphboltCases(), typedCases(), otherFormats(), degreeCases(), datasetCases(),
 		partitionCases(), fileCases(), resultCases(), profileCases())
 }
 
@@ -742,4 +742,147 @@ func fileCases() (all []hostileCase) {
 		}
 	}
 	return all
+}
+
+// typedCases are graphs of several types: every array of each layout spoilt in every way, ids of
+// another type's range, names that are paths, and more relations than there can be.
+func typedCases() (all []hostileCase) {
+	const paper, author = "(4, 2)", "(3, 2)"
+	edge := func(shape string, v ...float64) []byte { return npy("<i8", shape, v...) }
+	igbh := map[string]any{
+		"in/processed/paper/node_feat.npy":     npy("<f4", paper, 1, 2, 3, 4, 5, 6, 7, 8),
+		"in/processed/author/node_feat.npy":    npy("<f4", author, 1, 2, 3, 4, 5, 6),
+		"in/processed/paper/node_label_19.npy": npy("<i8", "(4,)", 0, 1, 0, 1),
+		"in/processed/paper__cites__paper/edge_index.npy": edge("(3, 2)",
+			0, 1, 2, 3, 3, 0),
+		"in/processed/paper__written_by__author/edge_index.npy": edge("(3, 2)",
+			0, 1, 2, 2, 3, 0),
+	}
+	mag := map[string]any{
+		"in/meta.pt":                        torchDict("paper", 4, "author", 3, "institution", 1),
+		"in/processed/paper/node_feat.npy":  npy("<f4", paper, 1, 2, 3, 4, 5, 6, 7, 8),
+		"in/processed/paper/node_label.npy": npy("<f8", "(4,)", 0, 1, 0, 1),
+		"in/processed/paper/node_year.npy":  npy("<i8", "(4,)", 2017, 2018, 2019, 2020),
+		"in/processed/paper___cites___paper/edge_index.npy": edge("(2, 3)",
+			0, 1, 2, 3, 3, 0),
+		"in/processed/author___writes___paper/edge_index.npy": edge("(2, 3)",
+			0, 1, 2, 3, 3, 0),
+		"in/processed/author___affiliated_with___institution/edge_index.npy": edge("(2, 3)",
+			0, 1, 2, 0, 0, 0),
+	}
+	bolt := map[string]any{"in/p.npy": npy("<f4", paper, 1, 2, 3, 4, 5, 6, 7, 8),
+		"in/a.npy": npy("<f4", author, 1, 2, 3, 4, 5, 6), "in/cites.npy": edge("(2, 2)", 0, 1, 2, 3),
+		"in/writes.npy": edge("(2, 2)", 0, 2, 2, 3), "in/seeds.npy": edge("(2,)", 0, 1),
+		"in/labels.npy": edge("(2,)", 0, 1)}
+	meta := func(node, cites, writes, file string) string {
+		return "dataset_name: x\ngraph:\n  nodes: [{type: paper, num: 4}, {type: " + node +
+			", num: 3}]\n  edges: [{type: '" + cites + "', format: numpy, path: cites.npy}, {type: '" +
+			writes + "', format: numpy, path: " + file + "}]\n" +
+			"feature_data: [{domain: node, type: paper, name: feat, format: numpy, path: p.npy}, " +
+			"{domain: node, type: " + node + ", name: feat, format: numpy, path: a.npy}]\n" +
+			"tasks: [{name: t, train_set: [{type: paper, data: [{name: seeds, format: numpy, " +
+			"path: seeds.npy}, {name: labels, format: numpy, path: labels.npy}]}]}]\n"
+	}
+	const cites, writes = "paper:cites:paper", "author:writes:paper"
+	bolt["in/metadata.yaml"] = meta("author", cites, writes, "writes.npy")
+	layouts := []struct {
+		name, args string
+		files      map[string]any
+	}{
+		{"igbh", "import igbh --in in --out out --classes 19", igbh},
+		{"mag240m --hetero", "import mag240m --hetero --in in --out out --fill " +
+			"author=mean:rev_writes,institution=mean:affiliated_with", mag},
+		{"typed graphbolt", "import graphbolt --in in --out out", bolt},
+	}
+	bad := map[string]any{
+		"empty": "", "magic only": "\x93NUMPY", "lfs": lfs, "a pipe": special(fifo),
+		"a folder": special(folder), "a device": linkTo("/dev/zero"),
+		"no dict":        "\x93NUMPY\x01\x00\x10\x000123456789abcdef",
+		"header of 4 GB": "\x93NUMPY\x02\x00\xff\xff\xff\xff",
+		"negative shape": head("<i8", "(-5, 2)"),
+		"2^62 rows":      head("<i8", "(4611686018427387904, 2)"),
+		"overflow":       head("<i8", "(4294967296, 4294967296, 4)"),
+		"65 dims":        head("<i8", "("+strings.Repeat("1, ", 65)+")"),
+		"objects":        head("|O", "(3, 2)"), "strings": head("<U5", "(3, 2)"),
+		"three columns": edge("(2, 3, 1)", 0, 1, 2, 3, 3, 0),
+		"cut":           head("<i8", "(3, 2)"), "2^36 rows of none": head("<f4", "(68719476736, 0)"),
+		"text": "0 1\n1 2\n",
+	}
+	for _, l := range layouts {
+		for _, file := range sorted(l.files) {
+			if strings.HasSuffix(file, ".yaml") || strings.HasSuffix(file, ".pt") {
+				continue
+			}
+			for _, n := range sorted(bad) {
+				c := one(l.name+": "+strings.TrimPrefix(file, "in/")+": "+n, l.args, file, bad[n],
+					l.files)
+				if n == "a folder" {
+					c.names = "author" // the type has no rows then
+				}
+				if n != "a folder" || strings.HasSuffix(file, "author/node_feat.npy") {
+					all = append(all, c)
+				}
+			}
+		}
+	}
+	for name, content := range map[string][]byte{
+		"ids of the other type": edge("(1, 2)", 0, 3), "ids beyond both": edge("(1, 2)", 9, 0),
+		"ids below 0": edge("(1, 2)", -1, 0), "[2, E]": edge("(2, 3)", 0, 1, 2, 1, 2, 0),
+		"ids of 2^40": edge("(1, 2)", 1<<40, 0), "ids of floats": npy("<f8", "(1, 2)", 0, .5),
+	} {
+		all = append(all, one("igbh: "+name, layouts[0].args,
+			"in/processed/paper__written_by__author/edge_index.npy", content, igbh))
+	}
+	for _, n := range []string{"paper__author", "paper____author", "__a__author", "paper__a__",
+		"paper__a__b__author", "paper__a__papers", "paper__" + strings.Repeat("x", 200) + "__author",
+		"paper__a\x01__author", "paper__\x1b[2J__author", "author__rev_written_by__paper",
+		"..__a__paper", "paper__a__.."} {
+		all = append(all, hostileCase{name: fmt.Sprintf("igbh: a relation %.40q", n),
+			args: layouts[0].args, files: with(igbh, map[string]any{"in/processed/" + n +
+				"/edge_index.npy": edge("(1, 2)", 0, 0)}), names: "import igbh: "})
+	}
+	yaml := func(name, text string) {
+		all = append(all, hostileCase{name: "typed graphbolt: " + name, args: layouts[2].args,
+			files: with(bolt, map[string]any{"in/metadata.yaml": text}), names: "import graphbolt: "})
+	}
+	for _, n := range []string{"../x", "/etc/passwd", "a/b", "'a:b'", "''", "paper", "[x]", "{a: b}",
+		"'" + strings.Repeat("x", 4096) + "'", "\"\\e[2J\"", "\"a\\0b\"", "no"} {
+		if n != "../x" && n != "/etc/passwd" && n != "a/b" && n != "no" {
+			yaml(fmt.Sprintf("a type %.20s", n), meta(n, cites, writes, "writes.npy"))
+		}
+		if n != "paper" {
+			yaml(fmt.Sprintf("ends in a type %.20s", n), meta("author", cites,
+				strings.Trim(n, "'\"")+":writes:paper", "writes.npy"))
+		}
+	}
+	for _, r := range []string{"", ":", "::", "author::paper", "author:writes", "author:writes:paper:x",
+		"writes:author:paper", cites, "author:\x01:paper"} {
+		yaml(fmt.Sprintf("a relation %q", r), meta("author", cites, r, "writes.npy"))
+	}
+	for _, p := range []string{"../secret.npy", "/etc/passwd", "/dev/zero", ".", "p.npy"} {
+		yaml("edges in "+p, meta("author", cites, writes, p))
+	}
+	relations, types := &strings.Builder{}, &strings.Builder{}
+	for i := range 65536 {
+		fmt.Fprintf(relations, "{type: 'paper:r%d:paper', format: numpy, path: cites.npy}, ", i)
+	}
+	for i := range 256 {
+		fmt.Fprintf(types, "{type: t%d, num: 1}, ", i)
+	}
+	good := meta("author", cites, writes, "writes.npy")
+	yaml("65,536 relations", strings.Replace(good, "edges: [", "edges: ["+relations.String(), 1))
+	yaml("256 types", strings.Replace(good, "nodes: [", "nodes: ["+types.String(), 1))
+	return all
+}
+
+// torchDict is what torch.save writes of a dictionary of names and numbers below 256.
+func torchDict(items ...any) []byte {
+	p := "\x80\x02}("
+	for i := 0; i < len(items); i += 2 {
+		name := items[i].(string)
+		p += "X" + string([]byte{byte(len(name)), 0, 0, 0}) + name + "K" +
+			string([]byte{byte(items[i+1].(int))})
+	}
+	return npz(map[string]any{"archive/data.pkl": []byte(p + "u."), "archive/version": []byte("3\n")},
+		zip.Store)
 }
