@@ -59,6 +59,7 @@ type graphSpec struct {
 	degree float64
 	train  float64 // share of the nodes; 0 = the generator's choice
 	kind   string  // sbm where empty
+	bare   int     // types without rows
 }
 
 var (
@@ -67,6 +68,7 @@ var (
 	dense = graphSpec{nodes: 1500, dim: 20, degree: 6} // six rows to an LBA
 	// several types of nodes and relations
 	types  = graphSpec{nodes: 1500, dim: 36, degree: 6, kind: "typed"}
+	tables = graphSpec{nodes: 1500, dim: 36, degree: 6, kind: "typed", bare: 3}
 	padded = graphSpec{nodes: 1500, dim: 150, degree: 6} // 600 bytes in two LBAs
 )
 
@@ -91,7 +93,7 @@ func (g graphSpec) generate(t testing.TB) *dataset.Dataset {
 		dir := filepath.Join(root, "g")
 		require.NoError(t, build.Generate(context.Background(), build.GenerateOptions{
 			Kind: cmp.Or(g.kind, "sbm"), Nodes: g.nodes, AvgDegree: g.degree, Classes: 5,
-			Dim: g.dim, Seed: 7, Out: dir, TrainFraction: g.train,
+			Dim: g.dim, Seed: 7, Out: dir, TrainFraction: g.train, WithoutRows: g.bare,
 		}))
 		made.dir[g] = dir
 	}

@@ -11,9 +11,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda"
+	"helios/dataset"
 	"helios/gnn"
 	"helios/graph"
 	"helios/internal/errs"
+	"helios/internal/testing/wide"
 	"helios/sched/checkpoint"
 	"helios/sched/plan"
 	"helios/sched/prepare"
@@ -35,16 +37,39 @@ func typedConfig(model string) plan.Config {
 	return c
 }
 
+// tablesConfig is typedConfig where types have no rows.
+func tablesConfig(model string) plan.Config {
+	c := typedConfig(model)
+	c.Embed, c.LR, c.Norm, c.ResidualLinear, c.Head = "36", 0.02, "batch", true, "mlp"
+	c.Activation, c.ShareTypes = "leaky", true
+	return c
+}
+
 // Every mode trains a typed graph to the same mini-batches, rows and parameters with any number of
 // SSDs, workers and caches, or refuses it by name.
 func TestTypedEveryWay(t *testing.T) {
 	d, feat := types.open(t)
+	everyWay(t, d, feat, typedConfig, gnn.TypedArchs())
+}
+
+// So they do where types have tables in the place of rows.
+func TestTablesEveryWay(t *testing.T) {
+	d, feat := tables.open(t)
+	kinds := gnn.TypedArchs()
+	if wide.Lean() {
+		kinds = kinds[:1]
+	}
+	everyWay(t, d, feat, tablesConfig, kinds)
+}
+
+func everyWay(t *testing.T, d *dataset.Dataset, feat []byte, config func(string) plan.Config,
+	kinds []string) {
 	sets := []*ssdSet{bind(t, d, 1, ""), bind(t, d, 3, "")}
-	for _, model := range gnn.TypedArchs() {
+	for _, model := range kinds {
 		t.Run(model, func(t *testing.T) {
 			var first *record
 			for i, m := range tiers.Modes {
-				cfg := typedConfig(model)
+				cfg := config(model)
 				cfg.Mode, cfg.CPUCache = m.Name, percent(float64(5*i))
 				if i%2 == 1 || m.Name == ginex.ModeGinex {
 					cfg.Topology, cfg.NeighborCache = plan.TopologySSD, percent(float64(10*(i%3)))
@@ -65,7 +90,7 @@ func TestTypedEveryWay(t *testing.T) {
 				if first == nil {
 					first = &r
 					require.Less(t, r.res.Epochs[1].Loss, r.res.Epochs[0].Loss, "the loss fell")
-					require.Greater(t, *r.res.TestAcc, 0.5, "better than one in five")
+					require.Greater(t, *r.res.TestAcc, 0.4, "better than one in five")
 					continue
 				}
 				require.Equal(t, first.blocks, r.blocks, m.Name)
@@ -98,9 +123,9 @@ func TestTypedWithoutNeighbours(t *testing.T) {
 
 // Replicas, ranks and stops change no bit.
 func TestTypedTogetherAndResumed(t *testing.T) {
-	d, feat := types.open(t)
+	d, feat := tables.open(t)
 	s := bind(t, d, 2, "")
-	cfg := typedConfig("rsage")
+	cfg := tablesConfig("rsage")
 	cfg.Shards, cfg.Batch, cfg.RelationFanouts = 2, 70, "cites=2,1"
 	want := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 	require.NoError(t, want.err)
@@ -142,9 +167,9 @@ func TestTypedTogetherAndResumed(t *testing.T) {
 
 // Evaluation and prediction are of the nodes that have a class, by their numbers in their type.
 func TestTypedEvaluateAndPredict(t *testing.T) {
-	d, feat := types.open(t)
+	d, feat := tables.open(t)
 	s := bind(t, d, 2, "")
-	cfg := typedConfig("rsage")
+	cfg := tablesConfig("rsage")
 	cfg.Epochs, cfg.CheckpointDir = 2, t.TempDir()
 	r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 	require.NoError(t, r.err)
@@ -217,8 +242,7 @@ func TestTypedRefused(t *testing.T) {
 		"use option model rsage, rgcn":        func(c *plan.Config) { c.Model = "sage" },
 		"option sampler ladies does not draw": func(c *plan.Config) { c.Sampler = graph.Ladies },
 		"option sampler labor does not draw":  func(c *plan.Config) { c.Sampler = graph.Labor },
-		"neither a residual connection":       func(c *plan.Config) { c.Residual = true },
-		"nor a normalisation":                 func(c *plan.Config) { c.Norm = "batch" },
+		"the nodes have rows; leave it out":   func(c *plan.Config) { c.Embed = "64" },
 		"is no relation \"quotes\"":           func(c *plan.Config) { c.RelationFanouts = "quotes=1,1" },
 		"give NAME=F1,F2 with a fanout":       func(c *plan.Config) { c.RelationFanouts = "cites=1" },
 		"\"cites\" is there twice":            func(c *plan.Config) { c.RelationFanouts = "cites=1,1;cites=2,2" },

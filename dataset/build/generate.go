@@ -52,6 +52,8 @@ type GenerateOptions struct {
 	// FeatureFn makes rows a function of their number, as "hash" or "hash:7" ("hash" takes Seed),
 	// and stores none. They say nothing about the class then.
 	FeatureFn string `option:"feature-fn" arg:"hash[:SEED]" usage:"rows computed from their numbers, none stored: hash[:SEED] (default seed: {seed}); they say nothing about the class"`
+	// WithoutRows is of kind typed.
+	WithoutRows int `option:"without-rows" range:"1..4" shown:"none" arg:"N" usage:"typed: the last N of the 4 types have no rows"`
 	// Memory bounds the edge sort of rmat (half of what is available, at most 8 GiB).
 	Memory   int64 `option:"memory" size:"16MiB" shown:"half of what is available, at most 8GiB" arg:"SIZE" usage:"SIZE that sorting edges may take"`
 	Progress work.Progress
@@ -99,6 +101,9 @@ func (o *GenerateOptions) fill() error {
 func (o *GenerateOptions) check() error {
 	in := func(v, lo, hi float64) bool { return v >= lo && v <= hi } // false for NaN
 	switch {
+	case o.WithoutRows != 0 && (o.Kind != kindTyped || o.FeatureFn != ""):
+		return errs.New(errs.Usage,
+			"{without-rows} is for {kind} %s without {feature-fn}; leave it out", kindTyped)
 	case !slices.Contains(Kinds, o.Kind):
 		return errs.New(errs.Usage, "{kind} %q is unknown; use one of %s", o.Kind,
 			strings.Join(Kinds, ", "))
@@ -206,6 +211,9 @@ func Generate(ctx context.Context, o GenerateOptions) (err error) {
 	}
 	if o.TestFraction != 0 {
 		m.Source.Options["test-fraction"] = formatFloat(max(o.TestFraction, 0))
+	}
+	if o.WithoutRows != 0 {
+		m.Source.Options["without-rows"] = strconv.Itoa(o.WithoutRows)
 	}
 	switch o.Kind {
 	case kindRMAT:

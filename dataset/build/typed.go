@@ -51,8 +51,11 @@ func (g *generator) typed(ctx context.Context, s *Staging) (schema dataset.Schem
 				g.Nodes, n, t.name, g.Classes)
 		}
 		types = append(types, g.part(uint64(i), n, dataset.NodesDir(i)))
-		schema.NodeTypes = append(schema.NodeTypes, dataset.NodeType{Name: t.name, Nodes: n,
-			Dim: g.Dim, DType: "float32"})
+		kind := dataset.NodeType{Name: t.name, Nodes: n}
+		if i < len(typedTypes)-g.WithoutRows {
+			kind.Dim, kind.DType = g.Dim, "float32"
+		}
+		schema.NodeTypes = append(schema.NodeTypes, kind)
 	}
 	for i, r := range typedRelations {
 		gen := &relationGenerator{src: types[r.src], dst: types[r.dst], same: r.src == r.dst}
@@ -65,7 +68,7 @@ func (g *generator) typed(ctx context.Context, s *Staging) (schema dataset.Schem
 		}
 	}
 	for i := range types {
-		if g.FeatureFn == "" {
+		if g.FeatureFn == "" && schema.NodeTypes[i].Dim > 0 {
 			if err := types[i].features(ctx, s); err != nil {
 				return schema, err
 			}
