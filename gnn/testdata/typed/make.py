@@ -138,18 +138,18 @@ def run_rgat(dim):
 
 
 class Layers:
-    """A model of two layers with learned tables, residual connections, normalisations and a head. Normalisation is over the
+    """A model with learned tables, residual connections, normalisations and a head. Normalisation is over the
     nodes of a mini-batch's layer: the seeds of the last one, and their in-neighbours over all relations of the one before."""
 
     def __init__(self, model, embed=None, featureless=False, bases=0, residual=None, norm=None, share=False, activation="relu",
-                 head=None, dim=0, train=False, hidden=HIDDEN):
-        self.case = {k: v for k, v in locals().items() if k != "self" and v} | {"heads": 2 if model == "rgat" else 0}
+                 head=None, dim=0, train=False, hidden=HIDDEN, heads=2, layers=2):
+        self.case = {k: v for k, v in locals().items() if k != "self" and v} | {"heads": heads if model == "rgat" else 0}
         self.case["embed"] = "".join(f"{t}={d};" for t, d in (embed or {}).items())[:-1]
         self.c, self.params, self.embed, self.dim, self.hidden = dict(locals()), {}, embed or {}, dim, hidden
         for k in ("model", "featureless", "bases", "residual", "norm", "share", "head"):
             setattr(self, k, self.c[k])
         self.act = {"relu": torch.relu, "leaky": torch.nn.functional.leaky_relu, "elu": torch.nn.functional.elu}[activation]
-        self.out = hidden if head else CLASSES
+        self.out, self.heads, self.layers = hidden if head else CLASSES, heads, layers
 
     def new(self, name, *shape, std=0.5):
         self.params[name] = torch.nn.Parameter(torch.randn(*shape) * std)
@@ -164,7 +164,7 @@ class Layers:
 
     def conv(self, l, x):
         w = {t: v.shape[1] for t, v in x.items()} if x else {}
-        out = self.hidden if l == 0 else self.out
+        out = self.hidden if l < self.layers - 1 else self.out
         if self.model == "rgcn":
             return self.rgcn(l, x, out)
         layer = {}
@@ -174,8 +174,8 @@ class Layers:
                 c = SAGEConv((s, d), out, aggr="mean", root_weight=False)
                 self.of(f"layer{l}." + ":".join(r), c, **{".neigh.weight": (c.lin_l.weight, True), ".bias": (c.lin_l.bias, False)})
             else:
-                last = l == 1 and not self.head
-                c = GATConv(s if s == d else (s, d), out if last else out // 2, 2, concat=not last, add_self_loops=False)
+                last = l == self.layers - 1 and not self.head
+                c = GATConv(s if s == d else (s, d), out if last else out // self.heads, self.heads, concat=not last, add_self_loops=False)
                 lin = (c.lin, c.lin) if c.lin is not None else (c.lin_src, c.lin_dst)
                 of = {".weight": (lin[0].weight, True), ".att_src": (c.att_src, None), ".att_dst": (c.att_dst, None), ".bias": (c.bias, False)}
                 if c.lin is None:
@@ -227,7 +227,7 @@ class Layers:
         for r in RELATIONS:
             before[r[0]] |= {int(j) for j, i in graph[r].t() if int(i) in seeds[r[2]]}
         dsts = [{t: sorted(v) for t, v in before.items()}, seeds]
-        for l in range(2):
+        for l in range(self.layers):
             sums = self.conv(l, None if self.featureless and l == 0 else x)
             if self.residual:
                 for k, t in enumerate(TYPES):
@@ -239,7 +239,7 @@ class Layers:
                         sums[t] = sums[t] + x[t] @ p + b
                     else:
                         sums[t] = sums[t] + x[t]
-            if l == 0 or self.head == "mlp":
+            if l < self.layers - 1 or self.head == "mlp":
                 if self.norm:
                     names = list(TYPES)
                     if self.share:
@@ -293,6 +293,8 @@ LAYERS = [
     Layers("rsage", norm="batch", head="mlp", train=True),
     Layers("rsage", norm="batch", share=True, dim=3, residual="linear", head="mlp", activation="elu", train=True),
     Layers("rgcn", dim=3, norm="layer", residual="plain", bases=2),
+    # MLPerf's model of IGBH, small
+    Layers("rgat", dim=3, hidden=8, heads=4, layers=3, activation="leaky", head="linear"),
     Layers("rgat", dim=3, head="linear", activation="leaky", residual="plain", share=True),
 ]
 
