@@ -482,8 +482,8 @@ func (d *servedDataset) Info() serve.DatasetInfo {
 // loaderOptions are those of train that a loader heeds.
 func loaderOptions() hcli.Options[runArgs] {
 	return hcli.Of[runArgs]().WithoutGroups("Replicas", "Run").WithoutFrom("Model", "fanout",
-		"batch-size", "epochs", "seed", "sampler", "batch-dependency", "sample-epochs", "refresh",
-		"refresh-every", "no-edges").Without("precision", "blas", "dataset", "timeline", "results",
+		"relation-fanout", "batch-size", "epochs", "seed", "sampler", "batch-dependency",
+		"sample-epochs", "refresh", "refresh-every", "no-edges").Without("precision", "blas", "dataset", "timeline", "results",
 		"overwrite", "ssds", "fault")
 }
 

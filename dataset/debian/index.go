@@ -6,11 +6,13 @@ package debian
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"unsafe"
@@ -28,12 +30,53 @@ type Package struct {
 	Description string // synopsis, and the long text after a newline where the index has it
 	// Relations are the contents of the fields in RelationFields, "" where absent.
 	Relations [len(RelationFields)]string
+	Conflicts [2]string // Conflicts and Breaks
+	// Who looks after it, and what it is by debtags.
+	Maintainer, Tag string
+}
+
+// SourceName is the name of the source that the package is built from.
+func (p *Package) SourceName() string {
+	name, _, _ := strings.Cut(p.Source, " ") // "name (version)"
+	return cmp.Or(name, p.Name)
+}
+
+// Tags are the package's debtags, each once: "role::{app-data,data}, use::editing" gives
+// role::app-data, role::data and use::editing.
+func (p *Package) Tags() (all []string) {
+	for text := p.Tag; text != ""; {
+		var part string
+		end := strings.IndexByte(text, ',')
+		if from := strings.IndexByte(text, '{'); from >= 0 && end > from {
+			if to := strings.IndexByte(text, '}'); to > from {
+				end = to + 1
+			}
+		}
+		if end < 0 || end >= len(text) {
+			part, text = text, ""
+		} else {
+			part, text = text[:end], text[end:]
+			text = strings.TrimLeft(text, ", \n\t")
+		}
+		facet, list, several := strings.Cut(part, "{")
+		if !several {
+			facet, list = "", part
+		}
+		for one := range strings.SplitSeq(strings.Trim(list, "}"), ",") {
+			if one = strings.TrimSpace(one); one != "" {
+				all = append(all, strings.TrimSpace(facet)+one)
+			}
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // Bytes is about the memory that a package takes.
 func (p *Package) Bytes() int64 {
 	n := int64(unsafe.Sizeof(*p)) + int64(len(p.Name)+len(p.Version)+len(p.Source)+
-		len(p.Section)+len(p.Description))
+		len(p.Section)+len(p.Description)+len(p.Conflicts[0])+len(p.Conflicts[1])+
+		len(p.Maintainer)+len(p.Tag))
 	for _, r := range p.Relations {
 		n += int64(len(r))
 	}
@@ -189,6 +232,14 @@ func (p *Package) field(name string) *string {
 		return &p.Section
 	case "Description", "Description-en":
 		return &p.Description
+	case "Conflicts":
+		return &p.Conflicts[0]
+	case "Breaks":
+		return &p.Conflicts[1]
+	case "Maintainer":
+		return &p.Maintainer
+	case "Tag":
+		return &p.Tag
 	}
 	for i, f := range RelationFields {
 		if name == f {

@@ -28,8 +28,7 @@ func (p *Package) DescriptionWords(long bool) []string {
 	if !long {
 		text, _, _ = strings.Cut(text, "\n")
 	}
-	source, _, _ := strings.Cut(p.Source, " ") // "name (version)"
-	name := words(p.Name + " " + source)
+	name := words(p.Name + " " + p.SourceName())
 	return slices.DeleteFunc(words(text), func(w string) bool { return slices.Contains(name, w) })
 }
 

@@ -27,6 +27,9 @@ var debianFormat = reportingFormat(Format{Name: "debian",
 })
 
 const debianHelp = "Edges go both ways unless {one-way}, and are never repeated. Packages without a section are unlabelled.\n" +
+	"{typed} has packages, sources, maintainers (by number) and tags as types of nodes, and the relations depends, recommends,\n" +
+	"suggests, enhances, conflicts, built-from, maintained-by and tagged, each with its reverse unless {one-way}. The types\n" +
+	"other than packages have the means of their packages' rows.\n" +
 	"An import that is interrupted keeps nothing, as it takes seconds."
 
 // DebianOptions shape the import of a Debian package index.
@@ -40,7 +43,9 @@ type DebianOptions struct {
 	LongDescriptions bool `option:"long-descriptions" usage:"also take the words of the long descriptions"`
 	// OneWay keeps only the edges from a package to its dependents. Without it messages also
 	// flow from a package to what it needs.
-	OneWay bool `option:"one-way" usage:"keep only the edges from a package to those that need it"`
+	OneWay bool `option:"one-way" usage:"keep only the edges from a package to those that need it; with {typed} those as the index has them"`
+	// Typed keeps the kinds of dependencies apart, and adds other types of nodes.
+	Typed bool `option:"typed" usage:"make a typed graph, of packages, sources, maintainers and tags"`
 	Output
 }
 
@@ -231,9 +236,6 @@ func (im *debianImport) run(ctx context.Context, packages []debian.Package,
 	}
 	slices.Sort(sections)
 	sections = slices.Compact(sections)
-	if err := im.writeNames(packages); err != nil {
-		return err
-	}
 	labels := make([]int32, len(packages))
 	for i, p := range packages {
 		labels[i] = noLabel
@@ -249,6 +251,20 @@ func (im *debianImport) run(ctx context.Context, packages []debian.Package,
 		return h.Sum64()
 	}
 	im.o.NumClasses = int64(len(sections))
+	if im.opt.Typed {
+		if err := im.runTyped(ctx, packages, labels, r); err != nil {
+			return err
+		}
+		m := &im.m
+		m.Tasks[0].ClassNames = sections
+		r.Packages, r.Sections = m.NodeTypes[0].Nodes, len(sections)
+		r.Edges = m.Edges
+		m.Source.Counts["dependencies"] = r.Dependencies
+		return nil
+	}
+	if err := im.writeNames(packages); err != nil {
+		return err
+	}
 	if err := im.write(ctx, parts{edges: dependencies(packages, r), labels: labels,
 		write: func() error { return im.wordFeatures(ctx, packages, r) }}); err != nil {
 		return err

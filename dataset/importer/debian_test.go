@@ -3,6 +3,7 @@ package importer
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -208,4 +209,84 @@ func TestImportDebianMemory(t *testing.T) {
 	require.ErrorContains(t, err, "give more with option memory")
 	datasettest.RequireUsage(t, err)
 	require.NoDirExists(t, out)
+}
+
+// Types keep the kinds of dependencies apart. Maintainers are numbers, sections are labels, and
+// rows of the other types are means of their packages'.
+func TestImportDebianTyped(t *testing.T) {
+	dir := t.TempDir()
+	index := strings.NewReplacer(
+		"Section: graphics\n", "Section: graphics\nMaintainer: A <a@x>\nTag: role::program, use::{editing,\n viewing}, use::editing\nConflicts: libx-alt, app\nBreaks: libx-alt\n",
+		"Recommends: libc, app-doc\n", "Recommends: libc, app-doc\nSource: appsrc (1.2)\nMaintainer: B <b@x>\n",
+	).Replace(debianSample)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "a_Packages"), []byte(index), 0o644))
+	for _, oneWay := range []bool{false, true} {
+		out := filepath.Join(t.TempDir(), "deb")
+		r, err := Debian(bg, DebianOptions{In: []string{dir}, Dim: 4, Typed: true, OneWay: oneWay,
+			Output: Output{Out: out}})
+		require.NoError(t, err)
+		d := datasettest.Open(t, out)
+		got := map[string][2][]int64{}
+		for i, rel := range d.Meta.Relations {
+			topo, err := d.Relation(i)
+			require.NoError(t, err)
+			var src, dst []int64
+			for v := range topo.NumNodes {
+				for i := range topo.InDegree(v) {
+					u := topo.Neighbor(v, i)
+					src, dst = append(src, u), append(dst, v)
+				}
+			}
+			got[rel.String()] = [2][]int64{src, dst}
+		}
+		// Packages are app, app-doc, libc, libx, libx-alt, in this order.
+		want := map[string][2][]int64{
+			"package depends package":              {{0, 3, 4, 0, 0}, {2, 2, 2, 3, 4}},
+			"package recommends package":           {{0, 0}, {1, 2}},
+			"package enhances package":             {{1}, {0}},
+			"package conflicts package":            {{0}, {4}},
+			"package built-from source":            {{0, 1, 2, 3, 4}, {0, 1, 2, 3, 4}},
+			"package maintained-by maintainer":     {{0}, {0}},
+			"package tagged tag":                   {{0, 0, 0}, {0, 1, 2}},
+			"package rev_depends package":          {{2, 3, 4, 2, 2}, {0, 0, 0, 3, 4}},
+			"package rev_recommends package":       {{1, 2}, {0, 0}},
+			"package rev_enhances package":         {{0}, {1}},
+			"package rev_conflicts package":        {{4}, {0}},
+			"source rev_built-from package":        {{0, 1, 2, 3, 4}, {0, 1, 2, 3, 4}},
+			"maintainer rev_maintained-by package": {{0}, {0}},
+			"tag rev_tagged package":               {{0, 1, 2}, {0, 0, 0}},
+		}
+		edges := int64(18)
+		if oneWay {
+			maps.DeleteFunc(want, func(k string, _ [2][]int64) bool {
+				return strings.Contains(k, " rev_")
+			})
+		} else {
+			edges *= 2
+		}
+		require.Equal(t, want, got)
+		require.Equal(t, DebianReport{Packages: 5, Dependencies: 9, Edges: edges, Sections: 2,
+			Words: r.Words, From: r.From}, r)
+		require.Equal(t, []string{"graphics", "libs"}, d.Meta.ClassNames)
+		labels, err := d.Labels()
+		require.NoError(t, err)
+		require.Equal(t, []int32{0, -1, 1, 1, 1}, labels)
+		for i, names := range [][]string{{"app", "app-doc", "libc", "libx", "libx-alt"},
+			{"appsrc", "app-doc", "libc", "libx", "libx-alt"}, nil,
+			{"role::program", "use::editing", "use::viewing"}} {
+			if names == nil {
+				require.NoFileExists(t, filepath.Join(out, dataset.NodesDir(i), dataset.NamesName))
+				continue
+			}
+			have, err := d.NamesOf(i)
+			require.NoError(t, err)
+			require.Equal(t, names, have)
+		}
+		text, err := os.ReadFile(filepath.Join(out, dataset.MetaName))
+		require.NoError(t, err)
+		require.NotContains(t, string(text), "a@x")
+		all := make([]byte, d.Meta.Rows()*4*4)
+		require.NoError(t, d.ReadRows(0, all))
+		require.Equal(t, all[:16], all[10*16:11*16], "the one maintainer has its one package's row")
+	}
 }

@@ -325,9 +325,9 @@ func (im *graphboltImport) graphboltEdges(ctx context.Context, meta string, d *g
 func (im *graphboltImport) typed(ctx context.Context, path string, m *graphboltMeta,
 	fills []fillRule) error {
 	o := &im.o
-	if !o.ownFeatures() || o.Labels != "" || o.SplitDir != "" {
+	if !o.ownFeatures() || o.SplitDir != "" {
 		return errs.New(errs.Usage,
-			"%s has several types, whose features, labels and splits are those of the input; leave {features}, {feature-fn}, {labels} and {splits} out",
+			"%s has several types, whose features and splits are those of the input; leave {features}, {feature-fn} and {splits} out",
 			path)
 	}
 	t := &typedImport{importer: im.importer, pad: im.opt.Pad, fills: fills}

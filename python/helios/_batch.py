@@ -40,12 +40,10 @@ class _Moves:
         moved: dict[str, Any] = {}
         for f in fields(self):  # type: ignore[arg-type]
             a = getattr(self, f.name)
-            if isinstance(a, (np.ndarray, DeviceArray)):
-                raise UsageError("these arrays are no tensors; helios.torch.Loader gives tensors")
-            if isinstance(a, list) and a and isinstance(a[0], Block):
-                moved[f.name] = [b._each(move) for b in a]
-            elif hasattr(a, "dtype"):
-                moved[f.name] = move(a)
+            if isinstance(a, list) and f.name == "blocks":
+                moved[f.name] = [_moved(b, move) for b in a]
+            else:
+                moved[f.name] = _moved(a, move)
         return replace(self, **moved)  # type: ignore[type-var]
 
     def __eq__(self, other: object) -> bool:
@@ -64,14 +62,29 @@ class _Moves:
         shown = []
         for f in fields(self):  # type: ignore[arg-type]
             a = getattr(self, f.name)
-            if hasattr(a, "dtype"):
-                a = f"[{', '.join(map(str, a.shape))}]"
+            a = {k: _shape(v) for k, v in a.items()} if isinstance(a, dict) else _shape(a)
             if a is not None:
                 shown.append(f"{f.name}={a}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
+def _moved(a: Any, move: Callable[[Any], Any]) -> Any:
+    if isinstance(a, dict):
+        return {k: _moved(v, move) for k, v in a.items()}
+    if isinstance(a, Block):
+        return a._each(move)
+    if isinstance(a, (np.ndarray, DeviceArray)):
+        raise UsageError("these arrays are no tensors; helios.torch.Loader gives tensors")
+    return move(a) if hasattr(a, "dtype") else a
+
+
+def _shape(a: Any) -> Any:
+    return f"[{', '.join(map(str, a.shape))}]" if hasattr(a, "dtype") else a
+
+
 def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_equal(v, b[k]) for k, v in a.items())
     if not hasattr(a, "dtype") or not hasattr(b, "dtype"):
         return bool(a == b) if not hasattr(a, "dtype") and not hasattr(b, "dtype") else False
     if hasattr(a, "cpu") and hasattr(b, "cpu"):
@@ -121,7 +134,10 @@ class Batch(_Moves):
 
 
 def parse(
-    message: dict[str, Any], arrays: Mapping[str, tuple[Array, str]], all_labels: bool = False
+    message: dict[str, Any],
+    arrays: Mapping[str, tuple[Array, str]],
+    all_labels: bool = False,
+    with_blocks: bool = True,
 ) -> Batch:
     """Makes a batch of a message and its arrays, whose sizes have to fit together."""
 
@@ -158,10 +174,10 @@ def parse(
         or not all(is_count(n) for n in edges)
     ):
         raise wrong(f"hop_edges is {edges!r}, of {len(hop_end) - 1} hops")
-    counted = []
+    counted = [] if with_blocks else edges or []
 
     blocks = []
-    for h, (num_dst, num_src) in enumerate(itertools.pairwise(hop_end)):
+    for h, (num_dst, num_src) in enumerate(itertools.pairwise(hop_end) if with_blocks else []):
         indptr = array(f"indptr.{h}", "int64", (num_dst + 1,))
         src = array(f"src.{h}", "int64", (None,))
         if isinstance(indptr, DeviceArray):  # the message tells it, for the GPU does not at once

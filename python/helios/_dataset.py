@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,7 @@ import numpy as np
 
 from . import _daemon
 from ._errors import CapabilityError, HeliosError, ProtocolError, UsageError
+from ._hetero import EdgeType, Schema
 from ._ring import is_count
 from ._session import Session
 
@@ -31,10 +32,17 @@ class Files:
     #: what :meth:`of_batch` finds
     LAZY = ("e_id", "train_mask", "val_mask", "test_mask")
 
-    def __init__(self, folder: str, names: Mapping[str, str] | None = None) -> None:
-        """Takes the folder, and the files in it of arrays whose names alone do not tell them."""
+    def __init__(
+        self, folder: str, names: Mapping[str, str] | None = None, nodes: tuple[int, ...] = ()
+    ) -> None:
+        """Takes the folder, and the files in it of arrays whose names alone do not tell them.
+
+        Of a typed graph they are those of one type, and nodes has how many it has: of edges those
+        of the source's and the target's.
+        """
         self.folder = folder
         self._names = dict(names or {})
+        self._nodes = nodes
         self._mapped: dict[str, Array] = {}
 
     def array(self, name: str) -> Array:
@@ -62,7 +70,8 @@ class Files:
         name = f"{split}_mask"
         a = self._mapped.get(name)
         if a is None:
-            a = np.zeros(len(self.array("indptr")) - 1, bool)
+            nodes = self._nodes[0] if self._nodes else len(self.array("indptr")) - 1
+            a = np.zeros(nodes, bool)
             a[self.array(split)] = True
             self._mapped[name] = a
         return a
@@ -79,7 +88,7 @@ class Files:
         An edge that is there the other way only has the number of that one.
         """
         numbers = self._numbers(src, dst)
-        if (numbers < 0).any():
+        if not self._nodes and (numbers < 0).any():
             lacks = numbers < 0
             numbers[lacks] = self._numbers(dst[lacks], src[lacks])
         return numbers
@@ -87,7 +96,7 @@ class Files:
     def _numbers(self, src: Array, dst: Array) -> Array:
         nodes, place = np.unique(dst, return_inverse=True)
         flat, owner = self.lists(nodes)
-        n = len(self.array("indptr"))  # above any node
+        n = max(len(self.array("indptr")), *self._nodes, 0)  # above any node
         have = owner * n + self.array("indices")[flat]
         if (have[1:] < have[:-1]).any():  # lists that are not sorted
             order = np.argsort(have, kind="stable")
@@ -128,8 +137,72 @@ class Files:
         both = n_id[row] == src
         return np.stack([row[both], col[both]]), flat[both]
 
+    def edge_index(self) -> Array:
+        """Returns all edges, int64 [2, edges]: source and target, by target."""
+        flat, dst = self.lists(np.arange(len(self.array("indptr")) - 1))
+        return np.stack([self.array("indices")[flat].astype(np.int64), dst])
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return Files, (self.folder, self._names)
+        return Files, (self.folder, self._names, self._nodes)
+
+
+class NodeType:
+    """The nodes of one type of a typed graph."""
+
+    def __init__(self, files: Files, nodes: int, dim: int, splits: Mapping[str, int]) -> None:
+        self.files, self.num_nodes, self.num_features, self._splits = files, nodes, dim, splits
+
+    @property
+    def x(self) -> Any:
+        """Features, [nodes, dim], mapped: rows are read when they are indexed."""
+        return _tensor(self.files.array("features"))
+
+    @property
+    def y(self) -> Any:
+        """Labels, int64 [nodes], -1 where there is none."""
+        return _tensor(self._of_target("y", self.files.targets))
+
+    @property
+    def train_mask(self) -> Any:
+        """Which nodes are for training, bool [nodes]; val_mask and test_mask are like it."""
+        return _tensor(self._of_target("train_mask", lambda: self.files.mask("train")))
+
+    @property
+    def val_mask(self) -> Any:
+        """Which nodes are for validation."""
+        return _tensor(self._of_target("val_mask", lambda: self.files.mask("val")))
+
+    @property
+    def test_mask(self) -> Any:
+        """Which nodes are for the test."""
+        return _tensor(self._of_target("test_mask", lambda: self.files.mask("test")))
+
+    def _of_target(self, name: str, get: Callable[[], Array]) -> Array:
+        if not self._splits:
+            raise AttributeError(f"nodes of this type have no {name}")
+        return get()
+
+    def __len__(self) -> int:
+        """How many nodes there are."""
+        return self.num_nodes
+
+    def __repr__(self) -> str:
+        return f"<helios nodes: {self.num_nodes}, {self.num_features} features>"
+
+
+class EdgeStore:
+    """The edges of one type of a typed graph."""
+
+    def __init__(self, files: Files, edges: int) -> None:
+        self.files, self.num_edges = files, edges
+
+    @property
+    def edge_index(self) -> Any:
+        """All edges, int64 [2, edges]: source and target, by target. ``e_id`` counts them."""
+        return _tensor(self.files.edge_index())
+
+    def __repr__(self) -> str:
+        return f"<helios edges: {self.num_edges}>"
 
 
 @dataclass(frozen=True)
@@ -173,9 +246,52 @@ class Dataset:
             self.splits: dict[str, int] = {str(k): int(v) for k, v in d["splits"].items()}
             arrays = {str(k): str(v) for k, v in d.get("arrays", {}).items()}
             self.files = Files(self._how.dataset, arrays)
+            #: the types of a typed graph; None: nodes and edges have one
+            self.schema = Schema.of(d)
+            self._types = {} if self.schema is None else self._stores(self.schema, arrays)
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             self.close()
             raise ProtocolError(f"the daemon described the dataset as {d!r}: {e!r}") from None
+
+    def _stores(self, s: Schema, arrays: Mapping[str, str]) -> dict[Any, NodeType | EdgeStore]:
+        folder, all_of = self._how.dataset, {}
+        for t in s.node_types:
+            more, splits = (arrays, self.splits) if t == s.target else ({}, {})
+            files = Files(folder, {**more, **s.files[t]}, (s.nodes[t],))
+            all_of[t] = NodeType(files, s.nodes[t], s.dims[t], splits)
+        edges = {
+            e: EdgeStore(Files(folder, s.files[e], (s.nodes[e[0]], s.nodes[e[2]])), s.edges[e])
+            for e in s.edge_types
+        }
+        return {**all_of, **edges}
+
+    @property
+    def node_types(self) -> list[str]:
+        """The types of nodes of a typed graph."""
+        return [] if self.schema is None else list(self.schema.node_types)
+
+    @property
+    def edge_types(self) -> list[EdgeType]:
+        """The types of edges of a typed graph: source, relation, target."""
+        return [] if self.schema is None else list(self.schema.edge_types)
+
+    def metadata(self) -> tuple[list[str], list[EdgeType]]:
+        """Returns node_types and edge_types, as PyG's HeteroData does."""
+        return self.node_types, self.edge_types
+
+    def __getitem__(self, name: Any) -> Any:
+        """Returns the nodes or edges of a type of a typed graph, as PyG's HeteroData does."""
+        if self.schema is None:
+            raise UsageError(f"the dataset has one type of nodes and edges, and no {name!r}")
+        if isinstance(name, str) and name in self.schema.nodes:
+            return self._types[name]
+        return self._types[self.schema.edge_type(name)]
+
+    def _untyped(self, name: str) -> Files:
+        if self.schema is not None:
+            of = repr(self.schema.edge_types[0] if name == "edge_index" else self.schema.target)
+            raise AttributeError(f"{name} is that of a type: dataset[{of}].{name}")
+        return self.files
 
     @property
     def x(self) -> Any:
@@ -184,7 +300,7 @@ class Dataset:
         They are those of the folder, whatever type the rows on the SSDs have. These arrays are
         tensors where PyTorch is installed.
         """
-        return _tensor(self.files.array("features"))
+        return _tensor(self._untyped("x").array("features"))
 
     @property
     def y(self) -> Any:
@@ -192,44 +308,52 @@ class Dataset:
 
         Several labels a node and numbers are float32 [nodes, columns], NaN where there is none.
         """
-        return _tensor(self.files.targets())
+        return _tensor(self._untyped("y").targets())
 
     @property
     def edge_index(self) -> Any:
         """All edges, int64 [2, edges]: source and target, by target. ``e_id`` counts them."""
-        flat, dst = self.files.lists(np.arange(self.num_nodes))
-        return _tensor(np.stack([self.files.array("indices")[flat].astype(np.int64), dst]))
+        return _tensor(self._untyped("edge_index").edge_index())
 
     @property
     def train_mask(self) -> Any:
         """Which nodes are for training, bool [nodes]; val_mask and test_mask are like it."""
-        return _tensor(self.files.mask("train"))
+        return _tensor(self._untyped("train_mask").mask("train"))
 
     @property
     def val_mask(self) -> Any:
         """Which nodes are for validation."""
-        return _tensor(self.files.mask("val"))
+        return _tensor(self._untyped("val_mask").mask("val"))
 
     @property
     def test_mask(self) -> Any:
         """Which nodes are for the test."""
-        return _tensor(self.files.mask("test"))
+        return _tensor(self._untyped("test_mask").mask("test"))
 
     @property
-    def num_node_features(self) -> int:
-        """Is num_features, as of PyG's Data."""
-        return self.num_features
+    def num_node_features(self) -> Any:
+        """Is num_features, as of PyG's Data; by type, as of its HeteroData."""
+        return self.num_features if self.schema is None else dict(self.schema.dims)
 
     def __len__(self) -> int:
         """How many nodes there are."""
         return self.num_nodes
 
     def to_data(self) -> Any:
-        """Returns a ``torch_geometric.data.Data`` of all, whose features are still in the file."""
+        """Returns PyG's Data, or HeteroData, of all, whose features are still in the files."""
         try:
-            from torch_geometric.data import Data
+            from torch_geometric.data import Data, HeteroData
         except ImportError:
             raise CapabilityError("to_data needs PyG: pip install torch_geometric") from None
+        if self.schema is not None:
+            data = HeteroData()
+            for t in self.node_types:
+                data[t].x = self[t].x
+            for name in ("y", "train_mask", "val_mask", "test_mask"):
+                data[self.schema.target][name] = getattr(self[self.schema.target], name)
+            for e in self.edge_types:
+                data[e].edge_index = self[e].edge_index
+            return data
         masks = {f"{s}_mask": getattr(self, f"{s}_mask") for s in ("train", "val", "test")}
         return Data(x=self.x, y=self.y, edge_index=self.edge_index, **masks)
 
@@ -260,7 +384,12 @@ class Dataset:
             self._finalizer = weakref.finalize(self, session.close)
             try:
                 opened, _ = session.ask(
-                    {"type": "open", "dataset": self._how.dataset, **dict(self._how.options)},
+                    {
+                        "type": "open",
+                        "dataset": self._how.dataset,
+                        "typed": True,
+                        **dict(self._how.options),
+                    },
                     "opened",
                 )
                 if not is_count(opened.get("handle")) or not isinstance(

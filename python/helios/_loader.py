@@ -5,22 +5,24 @@ from __future__ import annotations
 import copy
 import difflib
 import fcntl
+import functools
 import inspect
 import logging
 import os
 import re
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from . import _batch, _cuda
+from . import _batch, _cuda, _hetero
 from ._batch import Batch
 from ._cuda import GpuRing, PinnedRing
 from ._dataset import Dataset
 from ._errors import CapabilityError, DeviceError, HeliosError, ProtocolError, UsageError
+from ._hetero import EdgeType, relation_fanouts
 from ._ring import Ring, is_count
 from ._session import Session
 from ._settings import Settings
@@ -61,7 +63,7 @@ class _Remote:
         self.id = number
         self.batches = batches
         self.total = total  # batches of all ranks
-        self.all_labels = False
+        self.parse: Callable[[dict[str, Any], Any], Batch] = _batch.parse
         # The iteration that has the epoch under way, and its number.
         self._user: weakref.ref[Any] | None = None
         self.turn = 0
@@ -186,8 +188,8 @@ class _Remote:
             raise
         if owner is None:
             self._release(slot)
-            return _batch.parse(message, arrays, self.all_labels)
-        batch = _batch.parse(message, arrays, self.all_labels)
+            return self.parse(message, arrays)
+        batch = self.parse(message, arrays)
         self.held.add(slot)
         weakref.finalize(owner, self._give_back, slot, self.ring.on_gpu).atexit = False
         return batch
@@ -225,7 +227,7 @@ class Loader(Generic[Item]):
     def __init__(
         self,
         dataset: Dataset,
-        num_neighbors: Sequence[int] = (10, 10),
+        num_neighbors: Any = (10, 10),
         batch_size: int = 1024,
         split: str | None = None,
         input_nodes: Any = None,
@@ -239,6 +241,7 @@ class Loader(Generic[Item]):
         anew: bool | None = None,
         all_labels: bool = False,
         positions: bool = False,
+        blocks: bool = True,
         slots: int = 4,
         copy: bool = False,
         device: Any = "cpu",
@@ -249,10 +252,12 @@ class Loader(Generic[Item]):
 
         Args:
             dataset: of :func:`helios.open`.
-            num_neighbors: neighbours that each hop draws, the seeds' first; -1 takes all.
+            num_neighbors: neighbours that each hop draws, the seeds' first; -1 takes all. Of a
+                typed graph those of each type of edges, or a dict by it.
             batch_size: seeds of a batch; the last one of an epoch may have fewer.
             split: ``"train"`` (the default), ``"val"`` or ``"test"``.
             input_nodes: in place of a split, the seeds: their numbers, or a mask over all nodes.
+                Of a typed graph ``("paper", numbers)``, or ``"paper"`` for all of a type.
             shuffle: deal the seeds anew in each epoch; by default of split train only.
             seed: of the order and of all draws; epochs are numbered from 0. With None the generator
                 says what an epoch draws; ranks then take 0.
@@ -265,6 +270,7 @@ class Loader(Generic[Item]):
                 input_nodes are given. Splits that are not shuffled keep the draws of evaluation.
             all_labels: have labels of all nodes of a batch, not of its seeds alone.
             positions: have ``input_id``, places of the seeds among the input nodes or the split.
+            blocks: have ``blocks``; without them a batch is smaller.
             slots: batches in shared memory. All but one can be held without a copy.
             copy: copy each batch out of shared memory.
             device: where batches lie: ``"cpu"``; ``"cuda"``, on the GPU that the daemon runs on, or
@@ -277,7 +283,17 @@ class Loader(Generic[Item]):
         """
         self.dataset = dataset
         self._copy = copy
-        self._nodes = None if input_nodes is None else _node_ids(input_nodes, dataset.num_nodes)
+        schema, kind, count = dataset.schema, None, dataset.num_nodes
+        by_type: dict[EdgeType, Sequence[int]] = {}
+        if schema is not None:
+            num_neighbors, by_type = schema.fanouts(num_neighbors)
+            if input_nodes is not None:
+                kind, input_nodes = schema.seeds(input_nodes)
+                count = schema.nodes[kind]
+                input_nodes = np.arange(count) if input_nodes is None else input_nodes
+        elif isinstance(num_neighbors, Mapping):
+            raise CapabilityError("num_neighbors by type: the dataset has one type of edges")
+        self._nodes = None if input_nodes is None else _node_ids(input_nodes, count)
         if split is not None and self._nodes is not None:
             raise UsageError("give a split or input_nodes, not both")
         if split is None and self._nodes is None:
@@ -300,6 +316,10 @@ class Loader(Generic[Item]):
             )
         if daemon_device is not None:
             keys["device"] = daemon_device
+        if by_type:
+            if "relation-fanout" in keys:
+                raise UsageError("relation_fanout is num_neighbors by type; give one")
+            keys["relation-fanout"] = relation_fanouts(by_type)
         if not num_neighbors:
             raise UsageError("num_neighbors is empty; give a number for each hop, such as [10, 5]")
         self._request: dict[str, Any] = {
@@ -318,6 +338,10 @@ class Loader(Generic[Item]):
             "world": int(world_size),
             "slots": int(slots),
         }
+        if kind is not None:
+            self._request["node_type"] = kind
+        if not blocks:
+            self._request["no_blocks"] = True
         self.drop_last = drop_last
         self._generator = generator
         self._random = seed is None and world_size == 1
@@ -420,7 +444,7 @@ class Loader(Generic[Item]):
             close_all(fds)
         try:
             remote = _Remote(session, message, received, pinned)
-            remote.all_labels = bool(self._request.get("all_labels"))
+            remote.parse = functools.partial(_parse, self.dataset.schema, self._request)
         except (CapabilityError, DeviceError):
             session.forget(message["id"])
             raise
@@ -653,6 +677,8 @@ class Loader(Generic[Item]):
             "shuffle": self._request["shuffle"],
             "sampler": options.get("sampler", "neighbor"),
             **{k: options[k] for k in ("fanout", "batch-size", "seed")},
+            **{k: options[k] for k in ("relation-fanout",) if k in options},
+            **{k: self._request[k] for k in ("node_type",) if k in self._request},
         }
 
     def close(self) -> None:
@@ -701,6 +727,15 @@ class _Iteration(Iterator[Item]):
     def __del__(self) -> None:
         if self._remote is not None and not self.done and self._remote.turn == self.turn:
             self._remote.abandon()
+
+
+def _parse(
+    schema: _hetero.Schema | None, request: Mapping[str, Any], message: dict[str, Any], arrays: Any
+) -> Any:
+    """Returns the batch of a loader's message and its arrays; of a typed graph a HeteroBatch."""
+    if schema is None:
+        return _batch.parse(message, arrays, request["all_labels"], "no_blocks" not in request)
+    return _hetero.parse(message, arrays, schema, request)
 
 
 def _plain(key: str, value: Any) -> Any:

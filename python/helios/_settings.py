@@ -36,6 +36,10 @@ class Settings(TypedDict, total=False):
         "inmem",
     ]
 
+    #: fanouts NAME=F1,F2;… of relations of a typed graph, 0 for none; the others have those of
+    #: fanout
+    relation_fanout: Text
+
     #: how mini-batches are drawn (neighbor: in-neighbours of each node; labor: in-neighbours by a
     #: random number of theirs, fewer rows; other results; ladies: layer-wise, nodes a layer; other
     #: results; fanout counts that): neighbor, labor, ladies

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from ._batch import Batch, Block
 from ._cuda import DeviceArray
 from ._dataset import Dataset, Files
 from ._errors import CapabilityError, UsageError
+from ._hetero import HeteroBatch
 from ._loader import Loader
 from ._settings import Settings
 
@@ -102,7 +103,7 @@ class NeighborLoader(Loader[Any]):
     def __init__(
         self,
         data: Any,
-        num_neighbors: Sequence[int],
+        num_neighbors: Any,
         input_nodes: Any = None,
         input_time: Any = None,
         replace: bool = False,
@@ -136,9 +137,10 @@ class NeighborLoader(Loader[Any]):
 
         Args:
             data: of :func:`helios.open`, or its :func:`helios.pyg.stores`.
-            num_neighbors: neighbours that each hop draws, the seeds' first; -1 takes all.
+            num_neighbors: neighbours that each hop draws, the seeds' first; -1 takes all. Of a
+                typed graph those of each type of edges, or a dict by it.
             input_nodes: the seeds: numbers, of which one may stand twice, or a mask; by default all
-                nodes.
+                nodes. Of a typed graph ``("paper", numbers)``, or ``"paper"`` for all of a type.
             subgraph_type: ``"directional"``, ``"bidirectional"`` or ``"induced"``, as of PyG.
             transform: gets each batch, and returns what is yielded.
             batch_size, shuffle, drop_last, generator: as of ``torch.utils.data.DataLoader``.
@@ -175,14 +177,27 @@ class NeighborLoader(Loader[Any]):
             raise UsageError(
                 f"subgraph_type {subgraph_type!r} is not directional, bidirectional or induced"
             )
-        if isinstance(num_neighbors, dict) or hasattr(num_neighbors, "get_mapped_values"):
-            raise CapabilityError("num_neighbors by type: the dataset has one type of edges")
         self.data = dataset_of(data)
-        self.num_neighbors = list(num_neighbors)
+        schema = self.data.schema
+        if schema is None and hasattr(num_neighbors, "get_mapped_values"):
+            raise CapabilityError("num_neighbors by type: the dataset has one type of edges")
+        if schema is not None and self._type != "directional":
+            raise CapabilityError(
+                f"subgraph_type {self._type} of a typed graph: a batch has the edges that were "
+                "drawn; leave it out"
+            )
+        self.num_neighbors = num_neighbors
         self.input_nodes = input_nodes
         self.transform = transform
         self._masked = False  # input_nodes is a mask, whose places are node numbers
-        if split is None:
+        if split is None and schema is not None:
+            if input_nodes is None:
+                raise UsageError(
+                    'input_nodes of a typed graph name a type: "paper" or ("paper", numbers); or '
+                    "give a split"
+                )
+            self._masked = np.asarray(schema.seeds(input_nodes)[1]).dtype == np.bool_
+        elif split is None:
             nodes = np.arange(self.data.num_nodes) if input_nodes is None else input_nodes
             self._masked = getattr(np.asarray(nodes), "dtype", None) == np.bool_
             input_nodes = nodes
@@ -201,6 +216,7 @@ class NeighborLoader(Loader[Any]):
             anew=split in (None, "train"),
             all_labels=True,
             positions=shuffle,
+            blocks=schema is None,
             slots=slots,
             copy=copy,
             device=device,
@@ -226,7 +242,11 @@ class NeighborLoader(Loader[Any]):
             (batch,) = one
         finally:
             one.close()
-        batch.input_id = _like(batch.n_id, places)
+        if self.data.schema is None:
+            batch.input_id = _like(batch.n_id, places)
+        else:
+            of = batch[self._request.get("node_type", self.data.schema.target)]
+            of.input_id = _like(of.n_id, places)
         return batch if self.transform is None else self.transform(batch)
 
     def _seeds(self) -> Any:
@@ -243,6 +263,9 @@ class NeighborLoader(Loader[Any]):
     def _convert(self, batch: Batch) -> Any:
         kind, convert, _ = _kinds()
         b = batch if convert is None else convert(batch)
+        if isinstance(b, HeteroBatch):
+            item = self._typed(b)
+            return item if self.transform is None else self.transform(item)
         item = kind(
             x=b.x,
             y=b.y,
@@ -263,13 +286,22 @@ class NeighborLoader(Loader[Any]):
             _other_edges(item, self._type, self.data.files)
         return item if self.transform is None else self.transform(item)
 
-    def _input_id(self, b: Batch) -> Any:
+    def _input_id(self, b: Batch | HeteroBatch) -> Any:
+        n_id = b.n_id[b.input_type] if isinstance(b, HeteroBatch) else b.n_id
         if self._masked:
-            return b.n_id[: b.num_seeds]
+            return n_id[: b.num_seeds]
         if b.input_id is not None:
             return b.input_id
         first = b.index * self.batch_size
-        return _like(b.n_id, np.arange(first, first + b.num_seeds))
+        return _like(n_id, np.arange(first, first + b.num_seeds))
+
+    def _typed(self, b: HeteroBatch) -> Any:
+        b.input_id = self._input_id(b)
+        try:
+            from ._heterodata import make
+        except ImportError:
+            return b
+        return make(b, self.data)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

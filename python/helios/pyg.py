@@ -6,12 +6,14 @@ ahead. :class:`helios.NeighborLoader` is faster where its samplers do.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ._dataset import Dataset
 from ._errors import CapabilityError, UsageError
+from ._hetero import relation_fanouts
 from ._loader import NumpyLoader
 from .torch import tensor  # before PyTorch: it says what lacks
 
@@ -56,44 +58,56 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
         self._labels = dataset.files.array("labels")
 
     def get_all_tensor_attrs(self) -> list[Any]:
-        """Returns what there is: ``x`` and ``y`` of the nodes."""
-        return [TensorAttr(group_name=None, attr_name=name, index=None) for name in ("x", "y")]
+        """Returns what there is: ``x`` and ``y`` of the nodes, by type where they have several."""
+        schema = self.dataset.schema
+        of: Sequence[tuple[str | None, str]] = [(None, "x"), (None, "y")]
+        if schema is not None:
+            of = [(t, "x") for t in schema.node_types] + [(schema.target, "y")]
+        return [TensorAttr(group_name=t, attr_name=name, index=None) for t, name in of]
 
     def _get_tensor_size(self, attr: Any) -> tuple[int, ...]:
-        nodes = self.dataset.num_nodes
-        if self._named(attr) == "x":
-            return nodes, self.dataset.num_features
-        return tuple(self._labels.shape)
+        if self._named(attr) == "y":
+            return tuple(self._labels.shape)
+        schema = self.dataset.schema
+        if schema is None:
+            return self.dataset.num_nodes, self.dataset.num_features
+        return schema.nodes[attr.group_name], schema.dims[attr.group_name]
 
     def _get_tensor(self, attr: Any) -> Any:
-        name = self._named(attr)
-        nodes = _nodes(attr.index, self.dataset.num_nodes)
+        name, kind, schema = self._named(attr), attr.group_name, self.dataset.schema
+        nodes = _nodes(attr.index, self.dataset.num_nodes if schema is None else schema.nodes[kind])
         if name == "y":
             return torch.from_numpy(self.dataset.files.targets(nodes))
-        return self._rows(nodes)
+        return self._rows(nodes, kind)
 
-    def _rows(self, nodes: Array) -> Any:
+    def _rows(self, nodes: Array, kind: str | None) -> Any:
         distinct, places = np.unique(nodes, return_inverse=True)
         if len(distinct) == 0:
-            nothing = self._rows(np.zeros(1, np.int64))
+            nothing = self._rows(np.zeros(1, np.int64), kind)
             return nothing[:0]
         if len(distinct) == len(nodes):
             distinct = nodes  # each once: in their order there is nothing to deal out
-        loader = self._loader(distinct)
+        loader = self._loader(distinct, kind)
         (batch,) = loader
         loader.close()
-        rows = tensor(batch.x, batch.x_dtype)
+        x: Any = batch.x
+        rows = tensor(x if kind is None else x[kind], batch.x_dtype)
         return rows if distinct is nodes else rows[torch.from_numpy(places.reshape(-1))]
 
-    def _loader(self, nodes: Array) -> NumpyLoader:
+    def _loader(self, nodes: Array, kind: str | None) -> NumpyLoader:
+        schema = self.dataset.schema
+        # Only the nodes themselves: of a graph without edges, or with none of any type.
+        only: dict[str, Any] = {"no_edges": True}
+        if schema is not None:
+            only = {"relation_fanout": relation_fanouts({e: [0] for e in schema.edge_types})}
         try:
             return NumpyLoader(
                 self.dataset,
-                [1],  # of a graph without edges: only the nodes themselves
+                [1],
                 batch_size=len(nodes),
-                input_nodes=nodes,
+                input_nodes=nodes if kind is None else (kind, nodes),
                 slots=2,
-                no_edges=True,
+                **only,
                 **self._options,
             )
         except CapabilityError:
@@ -102,7 +116,7 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
         # The kernel has no file of the SSDs, or there are none but the dataset's folder.
         self._chosen = False
         self._options["io_stack"] = "async"
-        return self._loader(nodes)
+        return self._loader(nodes, kind)
 
     def _named(self, attr: Any) -> str:
         name = str(attr.attr_name)
@@ -111,7 +125,13 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
                 f"{name} is of edges, and datasets of heliosctl have features of nodes only: PyG "
                 "would look them up by node number"
             )
-        if name not in ("x", "y") or attr.group_name is not None:
+        schema, kind = self.dataset.schema, attr.group_name
+        known = kind is None if schema is None else kind in schema.nodes
+        if (
+            name not in ("x", "y")
+            or not known
+            or (schema and name == "y" and kind != schema.target)
+        ):
             of = "" if attr.group_name is None else f" of {attr.group_name}"
             raise UsageError(f"the dataset has no {name}{of}; there are x and y of its nodes")
         return name
@@ -133,26 +153,31 @@ class GraphStore(_GraphStore):  # type: ignore[misc]
         """Reads the edges of a dataset."""
         super().__init__()
         self.dataset = dataset
-        self._edges: tuple[Any, Any] | None = None
+        self._edges: dict[Any, tuple[Any, Any]] = {}
 
     def get_all_edge_attrs(self) -> list[Any]:
-        """Returns the one layout that there is."""
-        return [self._attr()]
+        """Returns the one layout that there is, of each type of edges."""
+        schema = self.dataset.schema
+        if schema is None:
+            return [self._attr(None, self.dataset.num_nodes, self.dataset.num_nodes)]
+        return [self._attr(e, schema.nodes[e[0]], schema.nodes[e[2]]) for e in schema.edge_types]
 
-    def _attr(self) -> Any:
-        nodes = self.dataset.num_nodes
-        return EdgeAttr(edge_type=None, layout="csc", is_sorted=True, size=(nodes, nodes))
+    def _attr(self, kind: Any, sources: int, targets: int) -> Any:
+        return EdgeAttr(edge_type=kind, layout="csc", is_sorted=True, size=(sources, targets))
 
     def _get_edge_index(self, edge_attr: Any) -> Any:
-        if edge_attr.edge_type is not None:
-            raise UsageError(f"the dataset has no edges of type {edge_attr.edge_type}")
-        if edge_attr.layout != self._attr().layout:
+        kind = edge_attr.edge_type
+        attrs = {a.edge_type: a for a in self.get_all_edge_attrs()}
+        if kind not in attrs:
+            raise UsageError(f"the dataset has no edges of type {kind}")
+        if edge_attr.layout != attrs[kind].layout:
             return None
-        if self._edges is None:
-            indices = self.dataset.files.array("indices").astype(np.int64)
-            indptr = np.array(self.dataset.files.array("indptr"), np.int64)
-            self._edges = torch.from_numpy(indices), torch.from_numpy(indptr)
-        return self._edges
+        if kind not in self._edges:
+            files = self.dataset.files if kind is None else self.dataset[kind].files
+            indices = files.array("indices").astype(np.int64)
+            indptr = np.array(files.array("indptr"), np.int64)
+            self._edges[kind] = torch.from_numpy(indices), torch.from_numpy(indptr)
+        return self._edges[kind]
 
     def _put_edge_index(self, edge_index: Any, edge_attr: Any) -> bool:
         raise UsageError("edges: a dataset does not change; make one by helios.save")

@@ -11,6 +11,7 @@ import numpy as np
 from ._batch import Batch, Block
 from ._cuda import DeviceArray
 from ._errors import CapabilityError
+from ._hetero import HeteroBatch
 from ._loader import Loader as _Loader
 
 try:
@@ -52,24 +53,40 @@ def check_gpu() -> None:
         )
 
 
-def tensors(batch: Batch) -> Batch:
+def _block(b: Block) -> Block:
+    return Block(
+        num_dst=b.num_dst,
+        num_src=b.num_src,
+        indptr=tensor(b.indptr),
+        src=tensor(b.src),
+        weights=None if b.weights is None else tensor(b.weights),
+    )
+
+
+def typed_tensors(batch: HeteroBatch) -> HeteroBatch:
+    """Is tensors for a batch of a typed graph."""
+    return replace(
+        batch,
+        n_id={t: tensor(a) for t, a in batch.n_id.items()},
+        x={t: tensor(a, batch.x_dtype) for t, a in batch.x.items()},
+        y=tensor(batch.y),
+        edge_index={e: tensor(a) for e, a in batch.edge_index.items()},
+        blocks=[{e: _block(b) for e, b in hop.items()} for hop in batch.blocks],
+        input_id=None if batch.input_id is None else tensor(batch.input_id),
+    )
+
+
+def tensors(batch: Any) -> Any:
     """Returns a batch whose arrays are tensors on the same memory."""
+    if isinstance(batch, HeteroBatch):
+        return typed_tensors(batch)
     return replace(
         batch,
         n_id=tensor(batch.n_id),
         x=tensor(batch.x, batch.x_dtype),
         y=tensor(batch.y),
         edge_index=tensor(batch.edge_index),
-        blocks=[
-            Block(
-                num_dst=b.num_dst,
-                num_src=b.num_src,
-                indptr=tensor(b.indptr),
-                src=tensor(b.src),
-                weights=None if b.weights is None else tensor(b.weights),
-            )
-            for b in batch.blocks
-        ],
+        blocks=[_block(b) for b in batch.blocks],
         degrees=None if batch.degrees is None else tensor(batch.degrees, "uint32"),
         input_id=None if batch.input_id is None else tensor(batch.input_id),
     )
@@ -86,7 +103,8 @@ class Loader(_Loader[Batch]):
         check_gpu()
 
     def _convert(self, batch: Batch) -> Batch:
-        return tensors(batch)
+        made: Batch = tensors(batch)
+        return made
 
 
 class IterableDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]
