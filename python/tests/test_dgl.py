@@ -113,3 +113,112 @@ def test_what_lacks_is_named(graph):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         DataLoader(graph, ids, NeighborSampler([2]), num_workers=0, use_uva=False)
+
+
+CITES, WRITES, NEVER = ("p", "cites", "p"), ("a", "writes", "p"), ("p", "never", "a")
+
+
+def heterograph():
+    """Papers that cite, authors that write, and a relation without edges."""
+    rng = np.random.default_rng(4)
+    ends = {e: rng.integers(0, 60, (2, n)) for e, n in ((CITES, 300), (WRITES, 200), (NEVER, 0))}
+    g = dgl.heterograph(
+        {e: tuple(torch.from_numpy(x)) for e, x in ends.items()}, num_nodes_dict={"p": 60, "a": 60}
+    )
+    for i, t in enumerate(("p", "a")):
+        g.nodes[t].data["feat"] = torch.arange(60.0)[:, None].repeat(1, 4) + 100 * i
+    g.nodes["p"].data["label"] = torch.arange(60) % 4
+    g.nodes["p"].data["train_mask"] = torch.arange(60) < 40
+    return g
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory, binary):
+    folder = tmp_path_factory.mktemp("typed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HELIOS_STATE", str(folder / "state"))
+        g = heterograph()
+        helios.save(folder / "g", g, binary=binary)
+        with helios.open(folder / "g", binary=binary) as ds:
+            yield ds, g
+
+
+def test_heterographs_are_saved(typed):
+    ds, g = typed
+    assert sorted(ds.edge_types) == sorted(g.canonical_etypes)
+    for t in g.ntypes:
+        assert torch.equal(ds[t].x, g.nodes[t].data["feat"])
+    assert torch.equal(ds["p"].y, g.nodes["p"].data["label"])
+    assert torch.equal(ds["p"].train_mask, g.nodes["p"].data["train_mask"])
+    for e in g.canonical_etypes:
+        want = torch.stack(g.edges(etype=e))
+        assert sorted(map(tuple, ds[e].edge_index.T.tolist())) == sorted(
+            map(tuple, want.T.tolist())
+        )
+
+
+def test_typed_blocks_are_dgls(typed):
+    """All neighbours: the nodes, edges and data that DGL's own loader gives."""
+    ds, g = typed
+    seeds = {"p": torch.tensor([5, 17, 3, 59, 41])}
+    sampler = MultiLayerFullNeighborSampler(2)
+    ours = DataLoader(ds, seeds, sampler, batch_size=2, edge_ids=True)
+    theirs = dgl.dataloading.DataLoader(g, seeds, sampler, batch_size=2)
+    for (inputs, outputs, blocks), (want_in, want_out, want) in zip(ours, theirs, strict=True):
+        assert outputs["p"].tolist() == want_out["p"].tolist()
+        assert outputs["a"].tolist() == []
+        for t in g.ntypes:
+            assert sorted(inputs[t].tolist()) == sorted(want_in[t].tolist())
+            assert torch.equal(blocks[0].srcnodes[t].data["feat"], ds[t].x[inputs[t]])
+        assert torch.equal(blocks[1].dstnodes["p"].data["label"], ds["p"].y[outputs["p"]])
+        for block, other in zip(blocks, want, strict=True):
+            assert block.canonical_etypes == other.canonical_etypes
+            for e in g.canonical_etypes:
+                both = []
+                for b in (block, other):
+                    src, dst = b.edges(etype=e)
+                    src = b.srcnodes[e[0]].data[dgl.NID][src]
+                    dst = b.dstnodes[e[2]].data[dgl.NID][dst]
+                    both.append(sorted(zip(src.tolist(), dst.tolist(), strict=True)))
+                assert both[0] == both[1]
+                src, dst = block.edges(etype=e)
+                numbers = block.edges[e].data[dgl.EID]
+                ends = ds[e].edge_index[:, numbers]
+                assert torch.equal(ends[0], block.srcnodes[e[0]].data[dgl.NID][src])
+                assert torch.equal(ends[1], block.dstnodes[e[2]].data[dgl.NID][dst])
+
+
+def test_a_model_of_dgl_over_typed_blocks(typed):
+    """HeteroGraphConv over the blocks gives the seeds what it gives them over the graph."""
+    from dgl.nn import HeteroGraphConv, SAGEConv
+
+    ds, g = typed
+    torch.manual_seed(3)
+    layers = [
+        HeteroGraphConv({e[1]: SAGEConv(n, 4, "mean") for e in g.canonical_etypes}) for n in (4, 4)
+    ]
+    x = {t: g.nodes[t].data["feat"] for t in g.ntypes}
+    for layer in layers:
+        x = {t: h.relu() for t, h in layer(g, x).items()}
+    loader = DataLoader(
+        ds, {"p": torch.arange(60)}, MultiLayerFullNeighborSampler(2), batch_size=20
+    )
+    for _, seeds, blocks in loader:
+        h = blocks[0].srcdata["feat"]
+        for layer, block in zip(layers, blocks, strict=True):
+            h = {t: y.relu() for t, y in layer(block, h).items()}
+        assert torch.allclose(h["p"], x["p"][seeds["p"]], rtol=1e-4, atol=1e-5)
+
+
+def test_typed_fanouts(typed):
+    ds, _ = typed
+    by = {CITES: 2, WRITES: 1, NEVER: 3}
+    loader = DataLoader(ds, {"p": [1, 2, 3]}, NeighborSampler([by, 2]), batch_size=3, seed=1)
+    _, _, (outer, inner) = next(iter(loader))
+    assert inner.in_degrees(etype=CITES).max() <= 2
+    assert outer.in_degrees(etype=WRITES).max() <= 1
+    assert outer.to("cpu").num_edges(NEVER) == 0
+    with pytest.raises(helios.UsageError, match="fanouts lack edges"):
+        DataLoader(ds, {"p": [1]}, NeighborSampler([{CITES: 2}]))
+    with pytest.raises(helios.CapabilityError, match="several types"):
+        DataLoader(ds, {"p": [1], "a": [1]}, NeighborSampler([2]))
