@@ -183,7 +183,7 @@ test-rsemu:
 	HELIOS_RSEMU="$(abspath $(RSEMU))/release/libhelios_rsemu.so" $(GO) test -C tools -count=1 -v -timeout 10m ./rsemu
 
 # The Python package: linter, types, and its tests against a fake daemon and the real one. Needs Python
-# 3.10 and pip; PYTHON_ENVS keeps what it installs, some 6 GB with PyTorch (HELIOS_PYTHON_TORCH=no: less).
+# 3.10 and pip; PYTHON_ENVS keeps what it installs, some 11 GB with PyTorch and DGL (HELIOS_PYTHON_TORCH=no: less).
 PYTHON_ENVS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/heliosctl/python
 PYTEST_FLAGS ?=
 test-python: build

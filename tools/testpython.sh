@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Checks, builds and tests the Python package: tools/testpython.sh DIR [PYTEST ARGUMENTS]. DIR keeps
-# the environments between calls: one with NumPy alone, one with PyTorch and PyG too (some 6 GB, most
-# of it CUDA libraries that PyTorch's wheels ask for). Where PyTorch cannot be installed, the exit code
-# is 3 after the others. HELIOSCTL names the binary; PYTHON the interpreter (3.10 or newer).
-# HELIOS_PYTHON_TORCH=no leaves PyTorch out.
+# the environments between calls: one with NumPy alone, one with PyTorch and PyG too, and one with DGL
+# and the older PyTorch that it wants (some 6 and 5 GB, most of it CUDA libraries that PyTorch's wheels
+# ask for). Where PyTorch or DGL cannot be installed, the exit code is 3 after the others; where there
+# are no wheels of DGL for this Python or processor, that is said. HELIOSCTL names the binary; PYTHON
+# the interpreter (3.10 or newer). HELIOS_PYTHON_TORCH=no leaves both out.
 set -euo pipefail
 dir=${1:?usage: tools/testpython.sh DIR [PYTEST ARGUMENTS]}
 shift
@@ -54,6 +55,12 @@ wheels() {
 	(cd "$dir/wheels" && sha256sum -- *)
 }
 
+# has_dgl: whether there are wheels of DGL and its PyTorch for this Python and processor.
+has_dgl() {
+	"$PYTHON" -c 'import platform, sys
+sys.exit(not (sys.version_info < (3, 13) and platform.machine() == "x86_64"))'
+}
+
 # suite NAME [PYTEST ARGUMENTS]: the tests on the package as it is installed from its wheel.
 suite() {
 	local env=$dir/$1
@@ -81,11 +88,26 @@ fi
 echo "testpython: NumPy alone"
 suite plain "$@"
 if [ "${HELIOS_PYTHON_TORCH:-}" = no ]; then
-	echo "testpython: HELIOS_PYTHON_TORCH=no: THE TESTS OF PyTorch AND PyG DID NOT RUN"
-elif environment torch python/requirements-test.txt python/requirements-torch.txt; then
+	echo "testpython: HELIOS_PYTHON_TORCH=no: THE TESTS OF PyTorch, PyG AND DGL DID NOT RUN"
+	exit
+fi
+lacks=
+if environment torch python/requirements-test.txt python/requirements-torch.txt; then
 	echo "testpython: with PyTorch and PyG"
 	suite torch "$@"
 else
-	echo "testpython: PyTorch CANNOT BE INSTALLED HERE: THE TESTS OF PyTorch AND PyG DID NOT RUN" >&2
+	lacks="PyTorch CANNOT BE INSTALLED HERE: THE TESTS OF PyTorch AND PyG DID NOT RUN"
+fi
+if ! has_dgl; then
+	echo "testpython: no wheels of DGL for $("$PYTHON" --version) on $(uname -m): ITS TESTS DID NOT RUN"
+elif environment dgl python/requirements-dgl.txt; then
+	echo "testpython: with DGL, ONNX and TensorBoard"
+	"$dir/dgl/bin/python" -c 'import dgl.graphbolt, onnx, tensorboard' # else they would skip
+	suite dgl -k "dgl or graphbolt or onnx or tensorboard or hetero or pyg" "$@"
+else
+	lacks="${lacks:+$lacks; }DGL CANNOT BE INSTALLED HERE: ITS TESTS DID NOT RUN"
+fi
+if [ -n "$lacks" ]; then
+	echo "testpython: $lacks" >&2
 	exit 3
 fi

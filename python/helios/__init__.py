@@ -26,6 +26,7 @@ from ._errors import (
     RefusedError,
     UsageError,
 )
+from ._hetero import HeteroBatch
 from ._loader import Loader, NumpyLoader
 from ._save import save
 from ._steps import Part, steps
@@ -42,6 +43,7 @@ __all__ = [
     "DeviceArray",
     "DeviceError",
     "HeliosError",
+    "HeteroBatch",
     "Interrupted",
     "Loader",
     "NeighborLoader",

@@ -6,27 +6,26 @@ ahead. :class:`helios.NeighborLoader` is faster where its samplers do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from ._dataset import Dataset
 from ._errors import CapabilityError, UsageError
-from ._hetero import relation_fanouts
-from ._loader import NumpyLoader
+from ._rows import Rows, node_numbers
 from .torch import tensor  # before PyTorch: it says what lacks
 
 import torch  # isort: skip
 
 try:
-    from torch_geometric.data import EdgeAttr, TensorAttr
+    from torch_geometric.data import Data, EdgeAttr, TensorAttr
     from torch_geometric.data import FeatureStore as _FeatureStore
     from torch_geometric.data import GraphStore as _GraphStore
+    from torch_geometric.loader import NeighborLoader as _NeighborLoader
 except ImportError as e:
     raise CapabilityError("helios.pyg needs PyG; install it: pip install torch_geometric") from e
-
-Array = np.ndarray[Any, Any]
 
 
 def stores(dataset: Dataset, **options: Any) -> tuple[FeatureStore, GraphStore]:
@@ -53,8 +52,7 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
         """Makes it for a dataset; options are a loader's."""
         super().__init__()
         self.dataset = dataset
-        self._options = {"mode": "cpu", "gpu_cache": "0", "cpu_cache": "0", **options}
-        self._chosen = not {"mode", "io_stack"} & set(options)  # how to read, by us
+        self._rows = Rows(dataset, **options)
         self._labels = dataset.files.array("labels")
 
     def get_all_tensor_attrs(self) -> list[Any]:
@@ -75,48 +73,12 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
 
     def _get_tensor(self, attr: Any) -> Any:
         name, kind, schema = self._named(attr), attr.group_name, self.dataset.schema
-        nodes = _nodes(attr.index, self.dataset.num_nodes if schema is None else schema.nodes[kind])
+        nodes = node_numbers(
+            attr.index, self.dataset.num_nodes if schema is None else schema.nodes[kind]
+        )
         if name == "y":
             return torch.from_numpy(self.dataset.files.targets(nodes))
-        return self._rows(nodes, kind)
-
-    def _rows(self, nodes: Array, kind: str | None) -> Any:
-        distinct, places = np.unique(nodes, return_inverse=True)
-        if len(distinct) == 0:
-            nothing = self._rows(np.zeros(1, np.int64), kind)
-            return nothing[:0]
-        if len(distinct) == len(nodes):
-            distinct = nodes  # each once: in their order there is nothing to deal out
-        loader = self._loader(distinct, kind)
-        (batch,) = loader
-        loader.close()
-        x: Any = batch.x
-        rows = tensor(x if kind is None else x[kind], batch.x_dtype)
-        return rows if distinct is nodes else rows[torch.from_numpy(places.reshape(-1))]
-
-    def _loader(self, nodes: Array, kind: str | None) -> NumpyLoader:
-        schema = self.dataset.schema
-        # Only the nodes themselves: of a graph without edges, or with none of any type.
-        only: dict[str, Any] = {"no_edges": True}
-        if schema is not None:
-            only = {"relation_fanout": relation_fanouts({e: [0] for e in schema.edge_types})}
-        try:
-            return NumpyLoader(
-                self.dataset,
-                [1],
-                batch_size=len(nodes),
-                input_nodes=nodes if kind is None else (kind, nodes),
-                slots=2,
-                **only,
-                **self._options,
-            )
-        except CapabilityError:
-            if not self._chosen:
-                raise
-        # The kernel has no file of the SSDs, or there are none but the dataset's folder.
-        self._chosen = False
-        self._options["io_stack"] = "async"
-        return self._loader(nodes, kind)
+        return self._rows.read(nodes, kind)
 
     def _named(self, attr: Any) -> str:
         name = str(attr.attr_name)
@@ -189,18 +151,48 @@ class GraphStore(_GraphStore):  # type: ignore[misc]
         return f"<helios.pyg.GraphStore of {self.dataset!r}>"
 
 
-def _nodes(index: Any, count: int) -> Array:
-    if index is None:
-        return np.arange(count)
-    if isinstance(index, slice):
-        return np.arange(count)[index]
-    a = np.asarray(index)
-    if a.dtype == np.bool_:
-        a = np.flatnonzero(a)
-    a = np.atleast_1d(a).astype(np.int64, copy=False)
-    if len(a) and (a.min() < 0 or a.max() >= count):
-        raise UsageError(f"nodes {a.min()} to {a.max()} are asked for; there are 0 to {count - 1}")
-    return a
+class InferenceLoader(_NeighborLoader):  # type: ignore[misc]
+    """Batches for ``model.inference(loader)`` of PyG, and for layer-wise loops of your own.
+
+    >>> scores = model.inference(helios.pyg.InferenceLoader(dataset, batch_size=1024))
+
+    A batch has nodes in their order, as many as batch_size, and all edges into them: ``n_id``,
+    ``edge_index`` and ``batch_size``. It comes from the dataset's files, and no feature is read for
+    it: the model takes those from ``dataset.x``, once.
+    """
+
+    def __init__(self, dataset: Dataset, batch_size: int = 1024) -> None:
+        """Makes it for a dataset of one type."""
+        if dataset.schema is not None:
+            raise CapabilityError(
+                "InferenceLoader: the dataset has types, and PyG's inference none"
+            )
+        if batch_size < 1:
+            raise UsageError(f"batch_size {batch_size} is not above 0")
+        self.data, self.dataset = dataset, range(dataset.num_nodes)
+        self._size = batch_size
+        self.node_sampler = SimpleNamespace(num_neighbors=[-1])
+
+    def __len__(self) -> int:
+        """How many batches there are."""
+        return (len(self.dataset) + self._size - 1) // self._size
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields all nodes, in their order."""
+        files = self.data.files
+        for first in range(0, len(self.dataset), self._size):
+            seeds = np.arange(first, min(first + self._size, len(self.dataset)))
+            flat, col = files.lists(seeds)
+            src = files.array("indices")[flat].astype(np.int64)
+            others = np.unique(src[(src < first) | (src > seeds[-1])])
+            row = np.searchsorted(others, src) + len(seeds)
+            inside = (src >= first) & (src <= seeds[-1])
+            row[inside] = src[inside] - first
+            yield Data(
+                n_id=tensor(np.concatenate([seeds, others])),
+                edge_index=tensor(np.stack([row, col])),
+                batch_size=len(seeds),
+            )
 
 
-__all__ = ["FeatureStore", "GraphStore", "stores"]
+__all__ = ["FeatureStore", "GraphStore", "InferenceLoader", "stores"]

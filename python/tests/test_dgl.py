@@ -222,3 +222,39 @@ def test_typed_fanouts(typed):
         DataLoader(ds, {"p": [1]}, NeighborSampler([{CITES: 2}]))
     with pytest.raises(helios.CapabilityError, match="several types"):
         DataLoader(ds, {"p": [1], "a": [1]}, NeighborSampler([2]))
+
+
+def test_graphbolts_pipelines_take_the_feature_store(graph, typed):
+    """Its own datapipes over its own graph: features and labels are those in memory."""
+    gb = pytest.importorskip("dgl.graphbolt", reason="GraphBolt's library does not load here")
+    from helios.graphbolt import FeatureStore
+
+    store = FeatureStore(graph)
+    g = gb.from_dglgraph(in_memory(graph), is_homogeneous=True)
+    items = gb.ItemSet(torch.arange(40), names="seed_nodes")
+    pipe = gb.ItemSampler(items, batch_size=16).sample_neighbor(g, [3, 2])
+    pipe = pipe.fetch_feature(store, node_feature_keys=["feat", "label"])
+    seen = []
+    for batch in gb.DataLoader(pipe, num_workers=0):
+        nodes = batch.node_ids()
+        assert torch.equal(batch.node_features["feat"], graph.x[nodes])
+        assert torch.equal(batch.node_features["label"], graph.y[nodes])
+        seen += batch.seed_nodes.tolist()
+    assert seen == list(range(40))
+    assert store.size("node", None, "feat") == torch.Size([4])
+    assert torch.equal(store.read("node", None, "label"), graph.y)
+    assert len(store) == 2
+    for key in (("edge", None, "feat"), ("node", "p", "feat"), ("node", None, "x")):
+        with pytest.raises(helios.UsageError, match="there are"):
+            store.read(*key, torch.tensor([1]))
+    with pytest.raises(helios.UsageError, match="0 to 99"):
+        store.read("node", None, "feat", torch.tensor([100]))
+    with pytest.raises(helios.UsageError, match="does not change"):
+        store.update("node", None, "feat", graph.x)
+
+    ds, of = typed
+    store = FeatureStore(ds)
+    assert store.keys() == [("node", "a", "feat"), ("node", "p", "feat"), ("node", "p", "label")]
+    for t in ("p", "a"):
+        ids = torch.tensor([7, 0, 7, 59])
+        assert torch.equal(store.read("node", t, "feat", ids), of.nodes[t].data["feat"][ids])

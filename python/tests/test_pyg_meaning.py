@@ -392,3 +392,26 @@ def test_batches_are_pickled(graph):
         assert torch.equal(other.x, batch.x)
         assert torch.equal(other.e_id, batch.e_id)
         assert torch.equal(other.train_mask, batch.train_mask)
+
+
+@pytest.mark.parametrize("size", [7, 100, 1000])
+def test_layer_wise_inference(graph, size):
+    """PyG's models compute all nodes a layer at a time, as over the whole graph."""
+    from torch_geometric.nn import GraphSAGE
+
+    from helios.pyg import InferenceLoader
+
+    torch.manual_seed(5)
+    model = GraphSAGE(4, 8, num_layers=2, out_channels=3, norm="batch_norm").eval()
+    loader = InferenceLoader(graph, batch_size=size)
+    assert len(loader) == -(-100 // size)
+    got = model.inference(loader)
+    with torch.no_grad():
+        want = model(graph.x, graph.edge_index)
+    assert torch.allclose(got, want, rtol=1e-4, atol=1e-5)
+    h = graph.x
+    for conv in model.convs:  # a loop of one's own
+        h = torch.cat([conv(h[b.n_id], b.edge_index)[: b.batch_size] for b in loader])
+    assert h.shape == (100, 3)
+    with pytest.raises(helios.UsageError, match="above 0"):
+        InferenceLoader(graph, batch_size=0)
