@@ -48,6 +48,16 @@ func describeTables(ctx context.Context, o *TablesOptions) (Draft, error) {
 		}
 		all = append(all, t)
 	}
+	for i, t := range all { // a short table of edges may have sources that are all different
+		if t.key < 0 || referred(all, i, t.key) < 0 {
+			continue
+		}
+		for c := range t.values {
+			if c != t.key && t.key >= 0 && referred(all, i, c) >= 0 {
+				t.key = -1
+			}
+		}
+	}
 	for i, t := range all {
 		for c := range t.values {
 			to := referred(all, i, c)
