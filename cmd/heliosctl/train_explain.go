@@ -53,8 +53,8 @@ func showCPU(e *env, epochs []report.EpochResult, rate float64) {
 // a gap, waits for memory included, and where the SSDs always take commands at a rate, if it is not
 // 0.
 func floor(r *report.EpochResult, processors int, rate float64) string {
-	each := 1e6 / float64(r.CPU.Batches)
-	least := each * r.CPU.Seconds / float64(processors)
+	least := 1e6 * r.CPU.Seconds / float64(r.CPU.Batches*processors)
+	each := 1e6 / float64(r.Batches) // more than CPU.Batches, where the run was resumed in the epoch
 	text := fmt.Sprintf("floor: %.1f us a mini-batch by %d processors", least, processors)
 	switch {
 	case r.SSDCommands == 0:

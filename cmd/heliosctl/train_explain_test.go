@@ -83,6 +83,9 @@ func TestFloor(t *testing.T) {
 		"100 k commands a second in some 250ms; the epoch took 1.20 times the longest",
 		floor(r, 2, 1e5))
 	require.Contains(t, floor(r, 2, 7e4), "the epoch took 1.05 times", "SSDs bound it")
+	r.Batches, r.Seconds, r.SSDCommands = 20, 0.12, 8000
+	require.Contains(t, floor(r, 2, 7e4), "the epoch took 1.05 times", "of an epoch half of which "+
+		"an earlier run has trained")
 }
 
 // The SSDs' rate is the fastest of times that are long enough, each within a pass.
