@@ -54,7 +54,7 @@ func showCPU(e *env, epochs []report.EpochResult, rate float64) {
 // 0.
 func floor(r *report.EpochResult, processors int, rate float64) string {
 	least := 1e6 * r.CPU.Seconds / float64(r.CPU.Batches*processors)
-	each := 1e6 / float64(r.Batches) // more than CPU.Batches, where the run was resumed in the epoch
+	each := 1e6 / float64(r.Batches) // more than CPU.Batches, where a run was resumed in the epoch
 	text := fmt.Sprintf("floor: %.1f us a mini-batch by %d processors", least, processors)
 	switch {
 	case r.SSDCommands == 0:
