@@ -35,12 +35,13 @@ def measure(way):
     meta = yaml.safe_load(open(os.path.join(a.work, "g", "dataset.yaml")))
 
     def load(*path):
-        return torch.from_numpy(np.load(os.path.join(a.work, "g", *path)))
+        array = np.load(os.path.join(a.work, "g", *path))
+        return torch.from_numpy(array.astype(np.int64) if array.dtype == np.uint32 else array)
 
     types = [t["name"] for t in meta["node_types"]]
     x = {t["name"]: load(t["dir"], "features.npy") for t in meta["node_types"]}
     relations = [(r["src"], r["name"], r["dst"]) for r in meta["relations"]]
-    lists = [(load(r["dir"], "indptr.npy"), load(r["dir"], "indices.npy").long()) for r in meta["relations"]]
+    lists = [(load(r["dir"], "indptr.npy"), load(r["dir"], "indices.npy")) for r in meta["relations"]]
     task = meta["tasks"][0]
     folder = os.path.join("tasks", "000") if "dir" not in task else task["dir"]
     labels, train = load(folder, "labels.npy").long(), load(folder, "train.npy")

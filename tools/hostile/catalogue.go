@@ -875,7 +875,7 @@ func typedCases() (all []hostileCase) {
 	return all
 }
 
-// torchDict is what torch.save writes of a dictionary of names and numbers below 256.
+// torchDict is a dictionary of names and numbers below 256, as torch.save writes it.
 func torchDict(items ...any) []byte {
 	p := "\x80\x02}("
 	for i := 0; i < len(items); i += 2 {
