@@ -303,7 +303,7 @@ func TestTypedLoaderIsTraining(t *testing.T) {
 			want = trained(t, cfg, in)
 		}
 		plain := cfg
-		plain.Model = "" // which is of no use to a loader
+		plain.Model = "" // a loader has no use for it
 		l, err := OpenLoader(context.Background(), plain, in, LoaderOptions{Split: "train",
 			Shuffle: true, AllLabels: true}, report.Observer{})
 		if untrained {
@@ -333,15 +333,15 @@ func TestTypedLoaderIsTraining(t *testing.T) {
 // requireLabels checks that a batch has the labels of its papers, which are the first type.
 func requireLabels(t *testing.T, labels []int32, b *Loaded) {
 	t.Helper()
-	at := 0
+	n := 0
 	for h := range b.TypeEnd {
 		lo, hi := b.TypeRange(h, 0)
 		for _, v := range b.Nodes[lo:hi] {
-			require.Equal(t, labels[v], b.Labels[at])
-			at++
+			require.Equal(t, labels[v], b.Labels[n])
+			n++
 		}
 	}
-	require.Len(t, b.Labels, at)
+	require.Len(t, b.Labels, n)
 }
 
 // Seeds may be of any type; caches are then filled by what these need.

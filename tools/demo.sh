@@ -85,6 +85,14 @@ say "the same training, CPU-managed: io_uring threads, as much cache in a CPU ti
 say "random reads of the loaded rows, nothing else running"
 "$hc" bench io --dataset graph --io-blocks 8 --io-stack async,cpu --results io.jsonl
 
+# The types need no SSD of their own: rows come from the dataset's files.
+typed=
+if [ -s import.jsonl ] && "$hc" import debian --typed --out typed --json >typed.jsonl 2>&1; then
+	say "the index as a typed graph: packages, sources, maintainers, tags; R-SAGE over their relations"
+	HELIOS_STATE=$PWD/typed-state "$hc" train typed --model rsage --fanout 5,5 --batch-size 1024 --hidden 64 --epochs 1 --seed 1 --workers 2 --results rsage.jsonl
+	typed=$(calc %.4f "$(field rsage.jsonl test_acc)")
+fi
+
 say "result"
 a=$(field helios.jsonl params_sha256)
 b=$(field cpu.jsonl params_sha256)
@@ -97,6 +105,7 @@ cs=$(total cpu.jsonl seconds)
 epochs=$(grep -c '"event":"epoch"' helios.jsonl)
 echo "trained on       $source"
 echo "test accuracy    helios $(calc %.4f "$(field helios.jsonl test_acc)"), cpu $(calc %.4f "$(field cpu.jsonl test_acc)")"
+if [ -n "$typed" ]; then echo "typed graph      test accuracy $typed after one epoch"; fi
 echo "parameters       identical in both modes: sha256 $a"
 echo "caches           helios $(caches helios.jsonl) in both tiers, cpu $(caches cpu.jsonl)"
 echo "hits, helios     $(tiers helios.jsonl)"

@@ -459,8 +459,8 @@ func (d *servedDataset) Close() error { return d.d.Close() }
 // Info describes it.
 func (d *servedDataset) Info() serve.DatasetInfo {
 	m := d.d.Meta
-	info := serve.DatasetInfo{Name: m.Name, UUID: m.UUID, Nodes: m.Nodes, Edges: m.Edges, Dim: m.Dim,
-		Classes: m.Classes, RowDType: m.RowType().String(),
+	info := serve.DatasetInfo{Name: m.Name, UUID: m.UUID, Nodes: m.Nodes, Edges: m.Edges,
+		Dim: m.Dim, Classes: m.Classes, RowDType: m.RowType().String(),
 		Splits: map[string]int64{"train": m.Train, "val": m.Val, "test": m.Test}}
 	g := m.Graph()
 	task := g.Tasks[0].Dir
@@ -563,8 +563,8 @@ func (d *servedDataset) Loader(ctx context.Context, q serve.LoaderRequest) (_ se
 		return nil, err
 	}
 	l.l, err = sched.OpenLoader(ctx, a.cfg, in, sched.LoaderOptions{Nodes: q.Nodes, Type: q.Type,
-		Split: q.Split, Shuffle: q.Shuffle, Anew: q.Anew, AllLabels: q.AllLabels, Positions: q.Positions,
-		Any: q.World > 1}, report.Observer{Note: d.b.note})
+		Split: q.Split, Shuffle: q.Shuffle, Anew: q.Anew, AllLabels: q.AllLabels,
+		Positions: q.Positions, Any: q.World > 1}, report.Observer{Note: d.b.note})
 	if err != nil {
 		return nil, err
 	}

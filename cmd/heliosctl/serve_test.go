@@ -82,6 +82,49 @@ func TestServeOptions(t *testing.T) {
 	}
 }
 
+// A client that does not know types is refused a typed graph. To others tensors come by type and
+// relation, whose sizes the batch says; without blocks the lists of hops do not come.
+func TestServeTyped(t *testing.T) {
+	t.Chdir(t.TempDir())
+	t.Setenv("HELIOS_STATE", "state")
+	ok(t, "generate", "--kind", "typed", "--nodes", "600", "--dim", "16", "--classes", "3", "--out", "g")
+	b := serverBackend(t)
+	dir, err := filepath.Abs("g")
+	require.NoError(t, err)
+	_, err = b.Open(t.Context(), serve.OpenRequest{Dataset: dir})
+	require.ErrorContains(t, err, "which this client does not know")
+	require.Equal(t, errs.Usage, errs.ClassOf(err))
+	for _, noBlocks := range []bool{false, true} {
+		l, err := loaderOf(t, b, serve.LoaderRequest{Split: "train", Shuffle: true, World: 1,
+			NoBlocks: noBlocks, Options: map[string]string{"batch-size": "50", "fanout": "3,2"}},
+			serve.OpenRequest{Typed: true})
+		require.NoError(t, err)
+		require.Zero(t, l.(serve.Placer).Ahead(), "rows come by type")
+		require.NoError(t, l.Epoch(t.Context(), 0, allOf(l), nowhere, func(b *serve.Batch) error {
+			shapes := map[string][]int64{}
+			for _, x := range b.Tensors {
+				require.NotContains(t, shapes, x.Name)
+				shapes[x.Name] = x.Shape
+				x.Put(make([]byte, x.Bytes))
+			}
+			require.Len(t, b.TypeEnd, 4)
+			require.Len(t, b.RelationEdges, 7)
+			total := int64(0)
+			for i, end := range b.TypeEnd {
+				total += end[2]
+				require.Equal(t, []int64{end[2], 16}, shapes[fmt.Sprintf("x.%d", i)])
+				require.Equal(t, []int64{end[2]}, shapes[fmt.Sprintf("n_id.%d", i)])
+			}
+			require.Equal(t, b.HopEnd[2], total)
+			for i, n := range b.RelationEdges {
+				require.Equal(t, []int64{2, n[0] + n[1]}, shapes[fmt.Sprintf("edge_index.%d", i)])
+			}
+			require.Equal(t, noBlocks, shapes["src.1.6"] == nil)
+			return nil
+		}))
+	}
+}
+
 // Rows that are made in a client's slots are those that come without a door. Rows that tiers take
 // in from where they are are copied.
 func TestServeRowsInPlace(t *testing.T) {

@@ -101,17 +101,17 @@ func (l *servedLoader) typedRows(b *sched.Loaded, t int, n int64) serve.Tensor {
 	x := serve.Tensor{Name: fmt.Sprintf("x.%d", t), DType: l.t.String(), Shape: []int64{n, dim},
 		Bytes: 4 * n * dim}
 	// each calls f with each run of rows, and the bytes of x before it.
-	each := func(row int64, f func(lo, hi, at int64) error) error {
-		at := int64(0)
+	each := func(row int64, f func(lo, hi, offset int64) error) error {
+		offset := int64(0)
 		for h := range b.TypeEnd {
 			lo, hi := b.TypeRange(h, t)
 			if lo == hi {
 				continue
 			}
-			if err := f(lo, hi, at); err != nil {
+			if err := f(lo, hi, offset); err != nil {
 				return err
 			}
-			at += (hi - lo) * row
+			offset += (hi - lo) * row
 		}
 		return nil
 	}
@@ -120,10 +120,10 @@ func (l *servedLoader) typedRows(b *sched.Loaded, t int, n int64) serve.Tensor {
 		x.DType = rowtype.Float32.String()
 		scales := l.l.Scales()
 		x.Put = func(to []byte) {
-			_ = each(4*dim, func(lo, hi, at int64) error {
+			_ = each(4*dim, func(lo, hi, offset int64) error {
 				for i := lo; i < hi; i++ {
-					l.t.Decode(simd.Generic, hostmem.View[float32](to[at+4*(i-lo)*dim:][:4*dim]),
-						b.Rows[i*stored:][:dim], scales[b.Nodes[i]])
+					row := hostmem.View[float32](to[offset+4*(i-lo)*dim:][:4*dim])
+					l.t.Decode(simd.Generic, row, b.Rows[i*stored:][:stored], scales[b.Nodes[i]])
 				}
 				return nil
 			})
@@ -135,21 +135,21 @@ func (l *servedLoader) typedRows(b *sched.Loaded, t int, n int64) serve.Tensor {
 	row := x.Bytes / max(n, 1)
 	if l.gpu != nil && l.rowsGoAsTheyAre() && l.equallyWide() {
 		x.CopyTo = func(to uint64) error {
-			return each(row, func(lo, hi, at int64) error {
-				return l.gpu.stream.Copy(cuda.DevicePtr(to)+cuda.DevicePtr(at),
+			return each(row, func(lo, hi, offset int64) error {
+				return l.gpu.stream.Copy(cuda.DevicePtr(to)+cuda.DevicePtr(offset),
 					b.RowsAt+cuda.DevicePtr(lo*stored), (hi-lo)*stored)
 			})
 		}
 		return x
 	}
 	x.Put = func(to []byte) {
-		_ = each(row, func(lo, hi, at int64) error {
+		_ = each(row, func(lo, hi, offset int64) error {
 			if row == stored {
-				copy(to[at:], b.Rows[lo*stored:hi*stored])
+				copy(to[offset:], b.Rows[lo*stored:hi*stored])
 				return nil
 			}
 			for i := lo; i < hi; i++ {
-				copy(to[at+(i-lo)*row:][:row], b.Rows[i*stored:])
+				copy(to[offset+(i-lo)*row:][:row], b.Rows[i*stored:])
 			}
 			return nil
 		})

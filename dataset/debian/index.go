@@ -29,10 +29,9 @@ type Package struct {
 	Section     string // without the archive area: "games", also for "contrib/games"
 	Description string // synopsis, and the long text after a newline where the index has it
 	// Relations are the contents of the fields in RelationFields, "" where absent.
-	Relations [len(RelationFields)]string
-	Conflicts [2]string // Conflicts and Breaks
-	// Who looks after it, and what it is by debtags.
-	Maintainer, Tag string
+	Relations       [len(RelationFields)]string
+	Conflicts       [2]string // Conflicts and Breaks
+	Maintainer, Tag string    // Tag has debtags
 }
 
 // SourceName is the name of the source that the package is built from.

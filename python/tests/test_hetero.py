@@ -504,3 +504,20 @@ def test_rows_of_several_widths(saved):
     for t, width in ds.num_node_features.items():
         assert batch[t].x.shape[1] == width
         assert torch.equal(batch[t].x, data[t].x[batch[t].n_id])
+
+
+@pytest.mark.parametrize(("kind", "off"), [("float16", 0), ("bfloat16", 1.0), ("int8", 1.5)])
+def test_rows_of_every_type(tmp_path, binary, monkeypatch, kind, off):
+    """As the SSDs have them, cut to each type's width; int8 comes as float32."""
+    monkeypatch.setenv("HELIOS_STATE", str(tmp_path / "state"))
+    data = bibliography()
+    data["venue"].x = torch.arange(6).float()[:, None].repeat(1, 7)
+    helios.save(tmp_path / "g", data, binary=binary, unlabelled_ok=True, pad=True)
+    helios.run("bind-ssds", f"--proxy={tmp_path / 'a.img'}", "--size=16MiB", binary=binary)
+    helios.run("load", str(tmp_path / "g"), f"--row-dtype={kind}", binary=binary)
+    with helios.open(tmp_path / "g", binary=binary) as ds:
+        for batch in NeighborLoader(ds, [-1, -1], "paper", batch_size=30):
+            for t in NODES:
+                x, want = batch[t].x, data[t].x[batch[t].n_id]
+                assert str(x.dtype) == ("torch.float32" if kind == "int8" else f"torch.{kind}")
+                assert (x.float() - want).abs().max() <= off
