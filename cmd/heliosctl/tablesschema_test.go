@@ -62,7 +62,7 @@ func tablesSchema(t reflect.Type, describe func(reflect.Type, string) string) ma
 	return s
 }
 
-func TestTablesSchemaIsCurrent(t *testing.T) {
+func TestTablesSchemaDocsAreCurrent(t *testing.T) {
 	comments := &fieldComments{"../..", map[string]map[string]string{}}
 	s := tablesSchema(reflect.TypeFor[importer.TablesDescription](), comments.describe)
 	s["$schema"] = "https://json-schema.org/draft/2020-12/schema"

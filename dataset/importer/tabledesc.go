@@ -78,7 +78,7 @@ type EdgeTable struct {
 	Features    any    `yaml:"features"`                 // refused: models take no features of edges
 }
 
-// place is where a part of a description stands; zero of what flags make.
+// place names the line and column of a part of a description; zero of what flags make.
 type place struct {
 	file         string
 	line, column int

@@ -25,9 +25,16 @@ const goodTables = `nodes:
   - {feature_col: city, transform: one-hot, unknown: zero}
   labels:
   - {label_col: group, task_type: classification, split_col: part}
-- {node_type: shop, files: shops.jsonl, node_id_col: shop, features: [{feature_col: size, transform: none}]}
+- node_type: shop
+  files: shops.jsonl
+  node_id_col: shop
+  features: [{feature_col: size, transform: none}]
 edges:
-- {relation: [user, buys, shop], files: buys.csv, source_id_col: u, dest_id_col: s, reverse: rev_buys}
+- relation: [user, buys, shop]
+  files: buys.csv
+  source_id_col: u
+  dest_id_col: s
+  reverse: rev_buys
 `
 
 var goodFiles = map[string]string{
@@ -37,7 +44,8 @@ var goodFiles = map[string]string{
 }
 
 // importTables imports the tables of a folder that is made.
-func importTables(t *testing.T, files map[string]string, o TablesOptions) (*dataset.Dataset, error) {
+func importTables(t *testing.T, files map[string]string, o TablesOptions) (*dataset.Dataset,
+	error) {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range files {
@@ -146,7 +154,7 @@ func TestHostileDescriptions(t *testing.T) {
 		{"d.yaml", "[user, buys, shop]", "[user, buys, shops]", "there is no node_type shops"},
 		{"d.yaml", "[user, buys, shop]", "[shop, buys, user]", "buys.csv:2"},
 		{"d.yaml", "source_id_col: u", "source_id_col: x", "has no column"},
-		{"d.yaml", "source_id_col: u, ", "", "key source_id_col is missing"},
+		{"d.yaml", "  source_id_col: u\n", "", "key source_id_col is missing"},
 		{"d.yaml", "reverse: rev_buys", "weight_col: w", "models take no weights"},
 		{"d.yaml", "reverse: rev_buys", "features: [{feature_col: w}]", "models take no features of edges"},
 		{"d.yaml", "reverse: rev_buys", "dedup: maybe", "maybe is no bool"},

@@ -22,7 +22,7 @@ type Draft string
 
 func (d Draft) String() string { return string(d) }
 
-// draftRows are the rows whose names tell which table a column refers to.
+// draftRows are the rows that show which table a column refers to.
 const draftRows = 1 << 17
 
 // draftTable is a table that is described.
@@ -174,7 +174,8 @@ func referred(all []*draftTable, table, column int) int {
 			continue
 		}
 		size := len(t.values[t.key])
-		name, key := strings.ToLower(all[table].looks[column].Column), strings.ToLower(t.looks[t.key].Column)
+		name := strings.ToLower(all[table].looks[column].Column)
+		key := strings.ToLower(t.looks[t.key].Column)
 		if stem := strings.TrimSuffix(strings.ToLower(t.name), "s"); name == key || strings.Contains(name, stem) {
 			size = 0
 		}

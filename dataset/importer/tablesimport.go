@@ -233,7 +233,7 @@ func (t *tableImport) openTable(dir string, files []string) (*tables.Source, err
 func insideFiles(dir, pattern, from string) (ok bool, err error) {
 	found, err := filepath.Glob(pattern)
 	if err != nil || len(found) == 0 {
-		found = []string{pattern} // its opener says what is wrong
+		found = []string{pattern} // its opener explains it
 	}
 	for _, f := range found {
 		if _, err := inside(dir, f, from); err != nil {
@@ -279,7 +279,7 @@ func (t *tableImport) typed() bool {
 	return len(t.d.Nodes) > 1 || len(t.d.Edges) > 1 || t.d.Edges[0].Reverse != ""
 }
 
-// setTarget says what the labels ask for.
+// setTarget takes the target of the labels.
 func (t *tableImport) setTarget() {
 	t.o.Target = dataset.TargetClass
 	for i := range t.d.Nodes {
@@ -331,7 +331,8 @@ func (t *tableImport) likeClasses() {
 
 // features learns the columns of a type's features, or takes those of {like}; train are the nodes
 // that are learned from.
-func (t *tableImport) features(ctx context.Context, i int, train []bool) ([]columns.Learned, error) {
+func (t *tableImport) features(ctx context.Context, i int, train []bool) ([]columns.Learned,
+	error) {
 	n := &t.d.Nodes[i]
 	if t.like != nil {
 		return likeColumns(t.like, t.opt.Like, n.NodeType)
