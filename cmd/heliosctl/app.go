@@ -37,8 +37,8 @@ func newApp(stdout, stderr io.Writer) *cli.App {
 		Description: "Exit codes: 0 done, 1 failed, 2 usage, 3 capability missing, 4 refused for safety,\n5 device or data error, 130 interrupted (state saved).",
 		Commands: []*cli.Command{
 			bindCommand(), unbindCommand(), ssdsCommand(),
-			generateCommand(), importCommand(), partitionCommand(), loadCommand(), unloadCommand(),
-			verifyCommand(),
+			generateCommand(), importCommand(), namesCommand(), partitionCommand(), loadCommand(),
+			unloadCommand(), verifyCommand(),
 			prepareCommand(), trainCommand(), evalCommand(), predictCommand(), serveCommand(),
 			compareCommand(),
 			reportCommand(), rerunCommand(),

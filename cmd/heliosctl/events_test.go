@@ -44,6 +44,7 @@ var verbEvents = []struct {
 	{"import", "import", importLine{}},
 	{"import", "imported", datasetLine{}},
 	{"load", "result", stripe.LoadReport{}},
+	{"names", "name", nameLine{}},
 	{"partition", "result", partitionResult{}},
 	{"plan", "plan", planResult{}},
 	{"plan", "point", sweepPoint{}},

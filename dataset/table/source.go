@@ -23,7 +23,7 @@ type Options struct {
 	// Header is "yes" or "no" where the first line of text files does or does not name the columns;
 	// "": it does, and a line that holds numbers is refused. Columns without names are 1, 2, …
 	Header string
-	// Memory bounds the bytes that a piece of a file may take that states its own size; 0: 256 MiB.
+	// Memory bounds the bytes that a piece of a file may take that states its own size: at least 64 MiB; 0: 256 MiB.
 	Memory int64
 	// Progress hears of bytes read; may be nil.
 	Progress work.Progress
@@ -69,13 +69,16 @@ type reader interface {
 // batchRows is about the number of rows of a batch.
 const batchRows = 1 << 16
 
-// defaultMemory is Options.Memory where it is 0.
-const defaultMemory = 256 << 20
+// defaultMemory is Options.Memory where it is 0, leastMemory the least that it stands for.
+const (
+	defaultMemory = 256 << 20
+	leastMemory   = 64 << 20
+)
 
 // Open opens the files that patterns name: files, folders, whose files are parts, and patterns as
 // filepath.Match has them. Parts are in the order of their names, numbers in these by value.
 func Open(patterns []string, o Options) (*Source, error) {
-	o.Memory = cmp.Or(o.Memory, defaultMemory)
+	o.Memory = max(cmp.Or(o.Memory, defaultMemory), leastMemory)
 	s := &Source{o: o}
 	for _, p := range patterns {
 		files, err := expand(p)
