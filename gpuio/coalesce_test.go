@@ -51,7 +51,8 @@ func wantRuns(l Layout, ids, offs []int64, window int64, reach uint32) []wantUni
 		for _, g := range groups {
 			lba := g * int64(l.LBAsPerRow)
 			before := g - 1
-			for before >= 0 && g-before < int64(reach)/int64(l.LBAsPerRow) && marked[before] == nil {
+			for before >= 0 && (g-before)*int64(l.LBAsPerRow) <= int64(reach)-int64(l.LBAsPerRow) &&
+				marked[before] == nil {
 				before--
 			}
 			if marked[before] != nil &&
@@ -916,7 +917,7 @@ func TestChooseUnits(t *testing.T) {
 	require.ErrorContains(t, err, "use the cpu stack")
 }
 
-// TestReach: how far a command reaches, by what SSDs do: figures of 12 SSDs on one link, and of one.
+// TestReach: how far a command reaches, by what SSDs do: of 12 SSDs on one link, and of one.
 func TestReach(t *testing.T) {
 	for _, c := range []struct {
 		name              string

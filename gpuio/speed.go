@@ -5,7 +5,6 @@ import (
 	"errors"
 	"math/rand/v2"
 	"time"
-	"unsafe"
 
 	"helios/cuda"
 	"helios/internal/hostmem"
@@ -129,8 +128,8 @@ func readSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout, o As
 	for range 2 {
 		began := time.Now()
 		p, err := rd.Submit(ctx, &ReadSet{Rows: list.Ptr(),
-			Pos: list.Ptr() + cuda.DevicePtr(uintptr(total)*unsafe.Sizeof(rows[0])), SSDOffset: offsets,
-			Dst: dst, DstStride: int64(l.RowBytes)})
+			Pos: list.Ptr() + cuda.DevicePtr(total*8), SSDOffset: offsets, Dst: dst,
+			DstStride: int64(l.RowBytes)})
 		if err != nil {
 			return 0, err
 		}

@@ -89,7 +89,8 @@ func (s *Store) newReader(ctx context.Context, name string, l gpuio.Layout) (gpu
 		o = s.Pages.Options(o)
 	}
 	if stack.Queued && stack.Coalesces && s.timed != l {
-		if s.speed, err = gpuio.MeasureSpeed(ctx, s.of.Device, ssds, l, o.AsyncOptions); err != nil {
+		if s.speed, err = gpuio.MeasureSpeed(ctx, s.of.Device, ssds, l,
+			o.AsyncOptions); err != nil {
 			return nil, err
 		}
 		s.timed = l

@@ -208,7 +208,8 @@ func pricePCIe(ctx context.Context, d *driver.Device) (row deviceRow, err error)
 	if err := s.Copy(there.Ptr(), pinned.Ptr(), region); err != nil {
 		return row, err
 	}
-	measure := func(of string, src cuda.Buffer, grid cuda.LaunchConfig, p conformance.PriceParams) error {
+	measure := func(of string, src cuda.Buffer, grid cuda.LaunchConfig,
+		p conformance.PriceParams) error {
 		p.Dst, p.Src = out.Ptr(), src.Ptr()
 		var ns []float64
 		for range 4 { // the first warms up
@@ -247,8 +248,9 @@ func pricePCIe(ctx context.Context, d *driver.Device) (row deviceRow, err error)
 		}
 		for _, width := range []uint32{32, 64, 128} {
 			if err := measure(fmt.Sprintf("reads of %d bytes of %s memory", width, m.name), m.buf,
-				cuda.LaunchConfig{Blocks: blocks, Threads: threads}, conformance.PriceParams{N: reads,
-					Kind: conformance.PriceRead, Width: width, Lines: region / width}); err != nil {
+				cuda.LaunchConfig{Blocks: blocks, Threads: threads},
+				conformance.PriceParams{N: reads, Kind: conformance.PriceRead,
+					Width: width, Lines: region / width}); err != nil {
 				return row, err
 			}
 		}

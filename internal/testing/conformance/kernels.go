@@ -115,8 +115,8 @@ type clockParams struct {
 // ClockParams is the parameter block of kernel conf_clock, for measurements.
 type ClockParams = clockParams
 
-// priceParams: a thing N times over. Of Price, one thread of the grid does it; PriceRead is reads of
-// 16 bytes by all threads, which make lines of Width bytes (32, 64 or 128) out of Lines of them, a
+// priceParams: a thing N times over, by one thread of the grid. PriceRead is reads of 16 bytes by
+// all threads, which make lines of Width bytes (32, 64 or 128) out of Lines of them, a
 // power of two, and N a multiple of 8. Block b writes to Dst[2b] and Dst[2b+1] when it began and
 // ended in nanoseconds; behind these each thread writes what it read last, or the sum of the first
 // words of its reads.
@@ -303,7 +303,8 @@ func priceReads(p *priceParams, thread, warps int) (sum uint64) {
 	per := p.Width / 16
 	lane, lines := uint32(thread%32), 32/per
 	for i := range uint32(p.N) {
-		line := (uint32(thread/32)*lines + lane/per + i*uint32(warps)*lines) * 0x9e3779b1 & (p.Lines - 1)
+		line := uint32(thread/32)*lines + lane/per + i*uint32(warps)*lines
+		line = line * 0x9e3779b1 & (p.Lines - 1)
 		sum += uint64(words[line*p.Width/4+lane%per*4])
 	}
 	return sum
