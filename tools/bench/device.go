@@ -149,7 +149,7 @@ func clockStep(ctx context.Context, d *driver.Device) (row deviceRow, err error)
 		MostNS: steps[len(steps)-1]}, nil
 }
 
-// price is what one thing costs, again and again.
+// price is the cost of one thing, done again and again.
 type price struct {
 	Of string `json:"of"`
 	// of one, by one thread that waits for each: the median of three rounds
