@@ -13,7 +13,8 @@ import (
 // GPU: a launch for each relation that has destinations counts its edges, one draws them, and three
 // number the new nodes of all. Which edges stand before a relation's the GPU knows itself
 // (sampleParams.Before), so the CPU waits for all relations at once. New nodes come by type, so a
-// search finds where the types end, and a launch for each type numbers its nodes for the next hop.
+// search finds where the types end, and the next hop begins with a launch for each type that numbers
+// its nodes.
 type typedDeviceHopper struct {
 	deviceHopper
 	typedFrontier
@@ -64,7 +65,7 @@ func (s *typedDeviceHopper) begin(ctx context.Context, stream cuda.Stream, mb *M
 		return err
 	}
 	s.beginTypes(mb)
-	return s.addMembers(stream, mb, 0)
+	return nil
 }
 
 // addMembers enqueues the numbers within their types of the nodes of TypeEnd[h].
@@ -94,6 +95,10 @@ func (s *typedDeviceHopper) hop(ctx context.Context, stream cuda.Stream, mb *Min
 	hop int) error {
 	mb.Blocks = mb.Blocks[:hop+1] // keeps the buffers of the last batch
 	b, n := &mb.Blocks[hop], mb.HopEnd[hop]
+	// Here, not behind the hop before: a hop leaves no kernel under way.
+	if err := s.addMembers(stream, mb, hop); err != nil {
+		return err
+	}
 	lists := s.layOut(mb, b)
 	if err := mb.grow(stream, &b.Indptr, cuda.MemDevice, (lists+1)*8, 0,
 		"block offsets"); err != nil {
@@ -242,8 +247,5 @@ func (s *typedDeviceHopper) finish(ctx context.Context, stream cuda.Stream, mb *
 			before = totals[next]
 		}
 	}
-	if hop == len(s.cfg.Fanouts)-1 {
-		return nil
-	}
-	return s.addMembers(stream, mb, hop+1)
+	return nil
 }
