@@ -52,7 +52,7 @@ type GenerateOptions struct {
 	// FeatureFn makes rows a function of their number, as "hash" or "hash:7" ("hash" takes Seed),
 	// and stores none. They say nothing about the class then.
 	FeatureFn string `option:"feature-fn" arg:"hash[:SEED]" usage:"rows computed from their numbers, none stored: hash[:SEED] (default seed: {seed}); they say nothing about the class"`
-	// WithoutRows is of kind typed.
+	// WithoutRows is for kind typed.
 	WithoutRows int `option:"without-rows" range:"1..4" shown:"none" arg:"N" usage:"typed: the last N of the 4 types have no rows"`
 	// Memory bounds the edge sort of rmat (half of what is available, at most 8 GiB).
 	Memory   int64 `option:"memory" size:"16MiB" shown:"half of what is available, at most 8GiB" arg:"SIZE" usage:"SIZE that sorting edges may take"`

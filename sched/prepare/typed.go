@@ -129,7 +129,7 @@ func relationFanouts(c *plan.Config, s *graph.Schema) ([][]int, error) {
 // typedFrontier is MaxFrontier of a typed graph.
 func (s *Sampling) typedFrontier(batch int) (all int64) {
 	g := s.schema
-	most, now := g.First(len(g.Types)), make([]int64, len(g.Types))
+	limit, now := g.First(len(g.Types)), make([]int64, len(g.Types))
 	now[g.Seeds] = int64(batch)
 	fanouts, _ := relationFanouts(&s.Config, g) // CheckTypes has read them
 	for h, fanout := range s.Config.Fanouts {
@@ -139,7 +139,7 @@ func (s *Sampling) typedFrontier(batch int) (all int64) {
 				fanout = fanouts[r][h]
 			}
 			found := s.Config.Method().Bound(now[relation.Dst], fanout) - now[relation.Dst]
-			next[relation.Src] = min(next[relation.Src]+min(found, most), most)
+			next[relation.Src] = min(next[relation.Src]+min(found, limit), limit)
 		}
 		for t := range next {
 			next[t] = min(next[t], max(g.Types[t].Nodes, now[t]))

@@ -12,6 +12,7 @@ const Env = "HELIOS_TESTDATA"
 
 // source is the place where a data set can be had, by its folder.
 var source = map[string]string{
+	"aifb":     "triples.tsv (src, relation, dst) and labels.tsv (node, label, split) of AIFB (github.com/tkipf/relational-gcn)",
 	"citeseer": "ind.citeseer.* of Planetoid (github.com/kimiyoung/planetoid, data/)",
 	"webgraph": "cnr-2000.graph, .properties and .offsets (law.di.unimi.it/webdata/cnr-2000)",
 }
