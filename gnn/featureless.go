@@ -117,8 +117,9 @@ func (s *step) featurelessForward() error {
 	own, combined := s.plan.ptr(q.own), s.plan.ptr(q.combined)
 	all, nodes := b.NumSrc*out, s.cfg.Schema.First(len(s.cfg.Schema.Types))
 	for k := range s.cfg.slots() {
-		if err := s.moveRows("table_get", s.matrixRows(
-			row(s.ptr(places[rgcnWeights]), k, nodes*out), row(own, k, all), b.NumSrc)); err != nil {
+		matrix := row(s.ptr(places[rgcnWeights]), k, nodes*out)
+		if err := s.moveRows("table_get", s.matrixRows(matrix, row(own, k, all),
+			b.NumSrc)); err != nil {
 			return err
 		}
 	}

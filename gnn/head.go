@@ -9,8 +9,8 @@ import (
 //
 //	out = h W + b
 //
-// of the layer's plain sums h. As in OGB-LSC's, mlp has norm, activation and dropout follow the last
-// layer as the others, and then is
+// of the layer's plain sums h. As in OGB-LSC's, mlp has norm, activation and dropout follow the
+// last layer as the others, and then is
 //
 //	out = dropout(ReLU(batchnorm(h W₀ + b₀))) W₁ + b₁
 
@@ -94,8 +94,8 @@ func (s *step) headForward(in cuda.DevicePtr) (cuda.DevicePtr, error) {
 	return outputs, s.dense(s.head[len(s.head)-1], in, outputs, int64(s.cfg.Classes))
 }
 
-// headBackward enqueues the gradients of the head's parameters and that by its input, in the input's
-// place, from that by the outputs.
+// headBackward enqueues the gradients of the head's parameters and that by its input, in the
+// input's place, from that by the outputs.
 func (s *step) headBackward(in, d cuda.DevicePtr) error {
 	q := &s.plan.head
 	last := s.head[len(s.head)-1]

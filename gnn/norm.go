@@ -193,8 +193,8 @@ func (s *step) normalizeBwd(l int, free cuda.DevicePtr) error {
 }
 
 // eachSite calls do for each normalisation of layer l. Where a type's nodes are normalised by
-// themselves, from brings their rows of a matrix together in sorted[place], and to brings them back;
-// else both are nil.
+// themselves, from brings their rows of a matrix together in sorted[place], and to brings them
+// back; else both are nil.
 func (s *step) eachSite(l int, do func(x *normSite, from, to func(place int,
 	at cuda.DevicePtr) error, p normParams) error) error {
 	for i := range s.norms {

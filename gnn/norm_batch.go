@@ -115,8 +115,8 @@ func (n batchNorm) leave(s *step, x *normSite) error {
 
 // update enqueues changes of the running mean and variance by those of a mini-batch, with a share
 // of momentum, to the places that to sets.
-func (n batchNorm) update(s *step, x *normSite, momentum float32, to func(p *normParams, offset int64,
-	now cuda.DevicePtr)) error {
+func (n batchNorm) update(s *step, x *normSite, momentum float32, to func(p *normParams,
+	offset int64, now cuda.DevicePtr)) error {
 	mean, variance, momentum := n.seen(s, x, momentum)
 	return n.running(s, x, func(p *normParams, offset int64, old, now cuda.DevicePtr) {
 		*p = mean
@@ -137,7 +137,8 @@ func (n batchNorm) take(s *step, x *normSite) error {
 
 // seen describes the mean and the variance of a mini-batch, and by how much they change running
 // ones that take a share of momentum.
-func (n batchNorm) seen(s *step, x *normSite, momentum float32) (mean, variance normParams, m float32) {
+func (n batchNorm) seen(s *step, x *normSite, momentum float32) (mean, variance normParams,
+	m float32) {
 	mean = s.normOf(x)
 	n.stats(&mean)
 	variance = mean

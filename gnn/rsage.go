@@ -204,8 +204,8 @@ func (m rsage) backward(s *step, l int, h, dz cuda.DevicePtr) error {
 	return s.relationInputGrad(l, h, func(to cuda.DevicePtr) error {
 		for t := range s.cfg.Schema.Types {
 			for _, run := range s.runs(l, t) {
-				if err := s.gemm(opNT, &gemmParams{M: run.n, N: s.cfg.typeWidth(l, t), K: out, LDA: out,
-					LDB: out, LDC: stride, A: row(dz, run.row, out), B: s.ptr(p.root[t]),
+				if err := s.gemm(opNT, &gemmParams{M: run.n, N: s.cfg.typeWidth(l, t), K: out,
+					LDA: out, LDB: out, LDC: stride, A: row(dz, run.row, out), B: s.ptr(p.root[t]),
 					C: row(to, run.row, stride)}); err != nil {
 					return err
 				}

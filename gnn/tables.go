@@ -173,7 +173,8 @@ func (c *ModelConfig) tableDims() ([]int, error) {
 				"{embed} %q: give a width of 1 to 65536 for all types without rows, or TYPE=WIDTH with a semicolon between types",
 				part)
 		}
-		kind := slices.IndexFunc(c.Schema.Types, func(t graph.NodeType) bool { return t.Name == name })
+		kind := slices.IndexFunc(c.Schema.Types,
+			func(t graph.NodeType) bool { return t.Name == name })
 		switch {
 		case eq < 0 && len(without) == 0, eq >= 0 && kind >= 0 && c.Schema.Types[kind].Dim > 0:
 			return nil, errs.New(errs.Usage, "{embed} %q: the nodes have rows; leave it out", part)

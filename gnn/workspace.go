@@ -41,7 +41,8 @@ type plan struct {
 }
 
 // layerPlan holds what a layer keeps until its backward pass: its sums h, what its Arch makes of
-// agg, mid and act, what its normalisation makes of h, and the layer's output. In a fused model, h is the output.
+// agg, mid and act, what its normalisation makes of h, and the layer's output. In a
+// fused model, h is the output.
 type layerPlan struct{ h, agg, mid, act, sums, out int64 }
 
 func (p *plan) take(n int64) int64 {

@@ -40,7 +40,9 @@ func (mb *MiniBatch) RowCount(h int) int64 {
 
 // SetRows has mb, which is a copy of another mini-batch, count rows as that one does; rows are its
 // RowNumbers.
-func (mb *MiniBatch) SetRows(of *MiniBatch, rows cuda.Buffer) { mb.rows, mb.rowEnd = rows, of.rowEnd }
+func (mb *MiniBatch) SetRows(of *MiniBatch, rows cuda.Buffer) {
+	mb.rows, mb.rowEnd = rows, of.rowEnd
+}
 
 // takeRows lists the rows of the nodes that hop h-1 found, or of the seeds.
 func (s *Sampler) takeRows(ctx context.Context, stream cuda.Stream, mb *MiniBatch, h int) error {

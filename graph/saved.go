@@ -194,8 +194,8 @@ func (s *Sampler) Restore(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 
 // restoreNodes returns the frontier, which are the rows where all types have some, and the bytes
 // behind it; nil: there is none.
-func (mb *MiniBatch) restoreNodes(schema *Schema, rows []int64, b []byte, has uint64) (nodes []int64,
-	rest []byte) {
+func (mb *MiniBatch) restoreNodes(schema *Schema, rows []int64, b []byte,
+	has uint64) (nodes []int64, rest []byte) {
 	hidden := schema != nil && schema.rowTypes() < len(schema.Types)
 	switch {
 	case hidden != (has&savedNodes != 0):

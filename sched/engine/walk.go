@@ -281,8 +281,8 @@ func (w operators) Reach(s *Slot, h int) error {
 	if err := w.stages.Room(s, to); err != nil {
 		return err
 	}
-	s.parts[h] = Work{Slot: s, Nodes: s.Batch.RowNumbers().Ptr(), First: from, Count: to - from, Hop: h,
-		Last: h == len(w.Engine.Config.Fanouts)}
+	s.parts[h] = Work{Slot: s, Nodes: s.Batch.RowNumbers().Ptr(), First: from, Count: to - from,
+		Hop: h, Last: h == len(w.Engine.Config.Fanouts)}
 	return nil
 }
 
