@@ -95,9 +95,9 @@ func TestServeTyped(t *testing.T) {
 	require.ErrorContains(t, err, "which this client does not know")
 	require.Equal(t, errs.Usage, errs.ClassOf(err))
 	for _, noBlocks := range []bool{false, true} {
-		l, err := loaderOf(t, b, serve.LoaderRequest{Split: "train", Shuffle: true, World: 1,
-			NoBlocks: noBlocks, Options: map[string]string{"batch-size": "50", "fanout": "3,2"}},
-			serve.OpenRequest{Typed: true})
+		l, err := loaderOf(t, serverBackend(t), serve.LoaderRequest{Split: "train", Shuffle: true,
+			World: 1, NoBlocks: noBlocks,
+			Options: map[string]string{"batch-size": "50", "fanout": "3,2"}}, serve.OpenRequest{Typed: true})
 		require.NoError(t, err)
 		require.Zero(t, l.(serve.Placer).Ahead(), "rows come by type")
 		require.NoError(t, l.Epoch(t.Context(), 0, allOf(l), nowhere, func(b *serve.Batch) error {

@@ -330,6 +330,11 @@ func (im *graphboltImport) typed(ctx context.Context, path string, m *graphboltM
 			"%s has several types, whose features and splits are those of the input; leave {features}, {feature-fn} and {splits} out",
 			path)
 	}
+	if o.Labels != "" && filepath.Ext(o.Labels) != ".npy" {
+		return errs.New(errs.Usage,
+			"{labels} %s: %s has several types, whose labels are an .npy array with one for each node of the task's type",
+			o.Labels, path)
+	}
 	t := &typedImport{importer: im.importer, pad: im.opt.Pad, fills: fills}
 	if err := im.typedNodes(path, m, t); err != nil {
 		return err

@@ -636,6 +636,6 @@ func TestImportGraphBoltTypedBad(t *testing.T) {
 		}, want: []string{"has no nodes of type author:writes:paper"}},
 		"sets that overlap": {change: set("s1.npy", string(datasettest.Arr{DT: "<i8", Shape: []int64{1}, Data: []int64{0}}.Bytes(t))), want: []string{"label 0 of node 0"}},
 		"a file outside":    {change: inMeta("path: writes.npy", "path: ../writes.npy"), want: []string{"outside its folder"}},
-		"labels beside":     {o: Options{Labels: "/dev/null"}, want: []string{"several types, whose features"}},
+		"labels beside":     {o: Options{Labels: "/dev/null"}, want: []string{"several types, whose labels are an .npy array"}},
 	})
 }
