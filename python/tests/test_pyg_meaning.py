@@ -1,7 +1,8 @@
 """PyG's NeighborLoader by its meaning: what its own tests ask (test_neighbor_loader of PyG 2.5).
 
-Of their 20, those of types (7 of them), of times (3) and of weights (1), and torch_frame's, ask for
-what datasets here do not have. The others are here, by their intent, and what scripts rely on.
+Of their 20, those of times (3) and of weights (1), and torch_frame's, ask for what datasets here do
+not have; those of types are in test_hetero. The others are here, by their intent, and what scripts
+rely on.
 """
 
 from __future__ import annotations
