@@ -43,8 +43,8 @@ var goodFiles = map[string]string{
 	"buys.csv":    "u,s\na,s\nb,t\nd,s\n",
 }
 
-// importTables imports the tables of a folder that is made.
-func importTables(t *testing.T, files map[string]string, o TablesOptions) (*dataset.Dataset,
+// importFolder imports the tables of a folder that is made.
+func importFolder(t *testing.T, files map[string]string, o TablesOptions) (*dataset.Dataset,
 	error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -80,7 +80,7 @@ func TestTablesDescription(t *testing.T) {
 	for name, text := range goodFiles {
 		files[name] = text
 	}
-	d, err := importTables(t, files, TablesOptions{TypedOptions: TypedOptions{Input: Input{In: "d.yaml"}}, PadOption: PadOption{Pad: true}})
+	d, err := importFolder(t, files, TablesOptions{TypedOptions: TypedOptions{Input: Input{In: "d.yaml"}}, PadOption: PadOption{Pad: true}})
 	require.NoError(t, err)
 	s := d.Meta.Schema
 	require.Equal(t, []string{"x", "y"}, s.Tasks[0].ClassNames)
@@ -188,7 +188,7 @@ func TestHostileDescriptions(t *testing.T) {
 		}
 		require.Contains(t, files[c.file], c.old, name)
 		files[c.file] = strings.Replace(files[c.file], c.old, c.new, 1)
-		_, err := importTables(t, files, TablesOptions{PadOption: PadOption{Pad: true},
+		_, err := importFolder(t, files, TablesOptions{PadOption: PadOption{Pad: true},
 			TypedOptions: TypedOptions{Input: Input{In: "d.yaml"}}})
 		if assert.Error(t, err, name) {
 			assert.Contains(t, err.Error(), c.want, name)
@@ -212,22 +212,22 @@ func TestTablesTargets(t *testing.T) {
 			i, i, i%2, i, 2000+i/2, i%2, 10*(i%3))
 	}
 	files := map[string]string{"n.jsonl": nodes.String(), "e.csv": "u,v\nn1,n2\nn3,n4\n"}
-	d, err := importTables(t, files, flags(func(o *TablesOptions) { o.Label, o.Target = "a,b", "multi-label" }))
+	d, err := importFolder(t, files, flags(func(o *TablesOptions) { o.Label, o.Target = "a,b", "multi-label" }))
 	require.NoError(t, err)
 	require.Equal(t, []string{"a", "b"}, d.Meta.Tasks[0].ClassNames)
-	d, err = importTables(t, files, flags(func(o *TablesOptions) { o.Label, o.Target = "tags", "multi-label" }))
+	d, err = importFolder(t, files, flags(func(o *TablesOptions) { o.Label, o.Target = "tags", "multi-label" }))
 	require.NoError(t, err)
 	require.Equal(t, []string{"p", "q0", "q1"}, d.Meta.Tasks[0].ClassNames)
-	d, err = importTables(t, files, flags(func(o *TablesOptions) { o.Label, o.Target = "y", "regression" }))
+	d, err = importFolder(t, files, flags(func(o *TablesOptions) { o.Label, o.Target = "y", "regression" }))
 	require.NoError(t, err)
 	require.Equal(t, 1, d.Meta.Tasks[0].Columns)
-	d, err = importTables(t, files, flags(func(o *TablesOptions) { o.Label, o.SplitTime = "c", "t" }))
+	d, err = importFolder(t, files, flags(func(o *TablesOptions) { o.Label, o.SplitTime = "c", "t" }))
 	require.NoError(t, err)
 	require.Equal(t, []string{"0", "10", "20"}, d.Meta.ClassNames)
 	train, err := d.Split("train")
 	require.NoError(t, err)
 	require.Equal(t, []int64{0, 1, 2, 3, 4, 5}, train, "nodes of one time are in one split")
-	d, err = importTables(t, files, flags(func(o *TablesOptions) { o.Label, o.SplitTime = "c", "t:2001,2002" }))
+	d, err = importFolder(t, files, flags(func(o *TablesOptions) { o.Label, o.SplitTime = "c", "t:2001,2002" }))
 	require.NoError(t, err)
 	test, err := d.Split("test")
 	require.NoError(t, err)

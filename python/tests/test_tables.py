@@ -32,13 +32,9 @@ def importer(tmp_path, monkeypatch, binary):
     return run
 
 
-def names_of(binary, folder, node_type=None):
+def names_of(folder, part="."):
     """The nodes' names in the order of their numbers."""
-    flags = [f"--type={node_type}"] if node_type else []
-    text = subprocess.run(
-        [binary, "names", *flags, str(folder)], check=True, capture_output=True, text=True
-    )
-    return [line.split("\t", 1)[1] for line in text.stdout.splitlines()]
+    return list(pd.read_parquet(folder / part / "names.parquet")["name"])
 
 
 def edges_of(folder, part="."):
@@ -179,7 +175,7 @@ def features_of(folder, part="."):
     return np.load(folder / part / "features.npy")
 
 
-def test_wine(importer, binary):
+def test_wine(importer):
     """scikit-learn's wine, as Parquet: 13 numbers, 3 classes, neighbours by distance."""
     d = datasets.load_wine(as_frame=True)
     t = d.data.assign(name=[f"wine {i}" for i in range(len(d.data))], kind=d.target_names[d.target])
@@ -190,7 +186,7 @@ def test_wine(importer, binary):
     g = importer(
         nodes="wine.parquet", id="name", label="kind", edges="near.parquet", src="a", dst="b"
     )
-    assert names_of(binary, g) == list(t["name"])
+    assert names_of(g) == list(t["name"])
     train = np.load(g / "train.npy")
     want = StandardScaler().fit(d.data.iloc[train]).transform(d.data)
     np.testing.assert_allclose(features_of(g), want, rtol=2e-6, atol=2e-6)
@@ -199,7 +195,7 @@ def test_wine(importer, binary):
     same_edges(g, e, "a", "b", (n, n))
 
 
-def test_diabetes(importer, binary):
+def test_diabetes(importer):
     """scikit-learn's diabetes, as gzipped CSV: numbers to predict."""
     d = datasets.load_diabetes(as_frame=True, scaled=False)
     t = d.data.assign(target=d.target)
@@ -223,7 +219,7 @@ def vega(name):
     return Path(vega_datasets.__file__).parent / "_data" / name
 
 
-def test_airports(importer, binary):
+def test_airports(importer):
     """3,376 airports of the vega datasets, the file as it is: quoted names, codes, places."""
     file = vega("airports.csv")
     t = pd.read_csv(file, keep_default_na=False)  # the code of a state, or of an airport, may be NA
@@ -233,7 +229,7 @@ def test_airports(importer, binary):
         nodes=file, id="iata", label="state", unlabelled_ok=True, edges="e.csv", src="src",
         dst="dst", feature_columns="latitude,longitude", transform="latitude=none,longitude=none",
     )  # fmt: skip
-    assert names_of(binary, g) == list(t["iata"])
+    assert names_of(g) == list(t["iata"])
     np.testing.assert_array_equal(
         features_of(g), t[["latitude", "longitude"]].to_numpy().astype(np.float32)
     )
@@ -261,7 +257,7 @@ def test_weather(importer):
     np.testing.assert_allclose(features_of(g), want, rtol=2e-6, atol=2e-6)
 
 
-def test_les_miserables(importer, binary):
+def test_les_miserables(importer):
     """NetworkX's characters, and their edges as it writes them: blanks, comments, no heading."""
     graph = nx.relabel_nodes(nx.les_miserables_graph(), lambda n: n.replace(" ", "_"))
     t = pd.DataFrame({"name": list(graph), "degree": [graph.degree[n] for n in graph]})
@@ -272,7 +268,7 @@ def test_les_miserables(importer, binary):
         nodes="people.jsonl", id="name", edges="met.txt", src="1", dst="2", header="no",
         transform="degree=none",
     )  # fmt: skip
-    assert names_of(binary, g) == list(t["name"])
+    assert names_of(g) == list(t["name"])
     np.testing.assert_array_equal(features_of(g)[:, 0], t["degree"].to_numpy(np.float32))
     n = number_of(t["name"])
     same_edges(g, e, "1", "2", (n, n))
@@ -297,8 +293,8 @@ def test_southern_women(importer, tmp_path, binary):
     ).stdout  # fmt: skip
     Path("d.yaml").write_text(text.replace("  # reverse", "  reverse").replace("standard", "none"))
     g = importer(in_=tmp_path / "d.yaml")
-    assert names_of(binary, g, "women") == list(women["woman"])
-    assert names_of(binary, g, "events") == list(events["event"])
+    assert names_of(g, "nodes/000") == list(women["woman"])
+    assert names_of(g, "nodes/001") == list(events["event"])
     np.testing.assert_array_equal(
         features_of(g, "nodes/000")[:, 0], women["events"].to_numpy(np.float32)
     )
@@ -310,7 +306,7 @@ def test_southern_women(importer, tmp_path, binary):
     same_edges(g, came, "event", "woman", n[::-1], "edges/001")
 
 
-def test_debian_packages(importer, binary):
+def test_debian_packages(importer):
     """The packages of this machine, by name, and what they depend on."""
     status = Path("/var/lib/dpkg/status")
     if not status.exists():
@@ -339,7 +335,7 @@ def test_debian_packages(importer, binary):
         unlabelled_ok=True,
     )  # fmt: skip
     t = pd.read_csv("p.csv", keep_default_na=False)
-    assert names_of(binary, g) == list(t["package"])
+    assert names_of(g) == list(t["package"])
     size = np.log1p(pd.to_numeric(t["size"]).fillna(0))
     words = HashingVectorizer(n_features=32, alternate_sign=False).transform(t["text"]).toarray()
     np.testing.assert_allclose(features_of(g), np.column_stack([size, words]), rtol=2e-6, atol=2e-6)
