@@ -117,8 +117,8 @@ func (j *journal) sorted() bool { return j.topology[j.folder] != nil }
 
 // worth reports whether there is anything that another run need not do again.
 func (j *journal) worth() bool {
-	return j != nil && (len(j.steps) > 0 || len(j.runs) > 0 || len(j.topology) > 0 || len(j.done) > 0 ||
-		len(j.partial) > 0)
+	return j != nil && (len(j.steps) > 0 || len(j.runs) > 0 || len(j.topology) > 0 ||
+		len(j.done) > 0 || len(j.partial) > 0)
 }
 
 // where describes how far it is.

@@ -90,8 +90,8 @@ func (t *tableImport) numberType(ctx context.Context, i int) (err error) {
 	for _, s := range t.edges {
 		bytes += s.Size
 	}
-	j, err := names.New(names.Options{Memory: t.o.Memory, Table: t.nodes[i] != nil, Type: n.NodeType,
-		Bytes: bytes, Create: t.unlinked})
+	j, err := names.New(names.Options{Memory: t.o.Memory, Table: t.nodes[i] != nil,
+		Type: n.NodeType, Bytes: bytes, Create: t.unlinked})
 	if err != nil {
 		return err
 	}
@@ -258,20 +258,20 @@ func (t *tableImport) writeEnds(ctx context.Context, j *names.Join, nodeType str
 			outs = append(outs, of)
 		}
 	}
-	at, end := 0, 0
+	rel, end := 0, 0
 	return j.Numbers(ctx, func(numbers []uint64) error {
 		var b [8]byte
 		for _, v := range numbers {
-			for outs[at][end].left == 0 {
-				at++
+			for outs[rel][end].left == 0 {
+				rel++
 			}
-			o := outs[at][end]
+			o := outs[rel][end]
 			binary.LittleEndian.PutUint64(b[:], v) // None is None in either width
 			if _, err := o.Write(b[:o.width]); err != nil {
 				return fmt.Errorf("writing the ends of edges: %w", err)
 			}
 			o.left--
-			end = (end + 1) % len(outs[at])
+			end = (end + 1) % len(outs[rel])
 		}
 		return nil
 	})
@@ -415,7 +415,7 @@ func (t *tableImport) readEnds(k, part int, fn func(src, dst uint64)) error {
 			return fmt.Errorf("reading the ends of edges: %w", err)
 		}
 	}
-	at := func(end int, i int64) uint64 {
+	of := func(end int, i int64) uint64 {
 		if width[end] == 8 {
 			return binary.LittleEndian.Uint64(raw[end][8*i:])
 		}
@@ -426,7 +426,7 @@ func (t *tableImport) readEnds(k, part int, fn func(src, dst uint64)) error {
 		return uint64(v)
 	}
 	for i := range n {
-		fn(at(0, i), at(1, i))
+		fn(of(0, i), of(1, i))
 	}
 	return nil
 }

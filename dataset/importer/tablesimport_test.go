@@ -207,14 +207,14 @@ func TestTablesHostileParquet(t *testing.T) {
 	}
 	for range 140 {
 		bad := bytes.Clone(whole)
-		at := r.IntN(len(bad))
+		place := r.IntN(len(bad))
 		if r.IntN(2) == 0 {
-			at = len(bad) - 1 - r.IntN(600) // the description
+			place = len(bad) - 1 - r.IntN(600) // the description
 		}
-		bad[at] ^= byte(1 << r.IntN(8))
+		bad[place] ^= byte(1 << r.IntN(8))
 		if r.IntN(3) == 0 {
-			bad[at] = 0xff
+			bad[place] = 0xff
 		}
-		try(bad, fmt.Sprint("changed at ", at))
+		try(bad, fmt.Sprint("changed at ", place))
 	}
 }

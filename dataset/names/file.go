@@ -46,7 +46,8 @@ func (j *Join) Write(ctx context.Context, w io.Writer) error {
 		}
 		r := row{Name: string(name)}
 		for {
-			if r.Hash, err = index.number(); !errors.Is(err, io.ErrUnexpectedEOF) || p+1 == j.parts {
+			r.Hash, err = index.number()
+			if !errors.Is(err, io.ErrUnexpectedEOF) || p+1 == j.parts {
 				break
 			}
 			p++
@@ -149,9 +150,9 @@ func (f *File) Node(name string) (node int64, ok bool, err error) {
 		hi = to
 		break
 	}
-	at := lo + int64(sort.Search(int(hi-lo), func(i int) bool { return hash(lo+int64(i)) >= h }))
-	for ; at < n && err == nil && hash(at) == h; at++ {
-		i, e := f.read(&f.nodes, "node", at)
+	slot := lo + int64(sort.Search(int(hi-lo), func(i int) bool { return hash(lo+int64(i)) >= h }))
+	for ; slot < n && err == nil && hash(slot) == h; slot++ {
+		i, e := f.read(&f.nodes, "node", slot)
 		if e != nil {
 			return 0, false, e
 		}

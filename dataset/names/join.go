@@ -127,7 +127,7 @@ func (j *Join) Deal(b *table.Batch, columns ...*table.Column) (*Dealt, error) {
 	list := make([]byte, 0, 1<<16)
 	var scratch []byte
 	sizes := make([]int, j.parts)
-	at := make([]int, 0, b.Rows*len(columns)+1)
+	starts := make([]int, 0, b.Rows*len(columns)+1)
 	for i := range b.Rows {
 		for _, c := range columns {
 			name, err := nameOf(c, i, scratch)
@@ -139,7 +139,7 @@ func (j *Join) Deal(b *table.Batch, columns ...*table.Column) (*Dealt, error) {
 				scratch = nil
 			}
 			p := hashOf(name) >> j.shift
-			at = append(at, len(list))
+			starts = append(starts, len(list))
 			n := len(list)
 			list = binary.AppendUvarint(list, uint64(len(name)))
 			list = append(list, name...)
@@ -147,7 +147,7 @@ func (j *Join) Deal(b *table.Batch, columns ...*table.Column) (*Dealt, error) {
 			d.order = binary.LittleEndian.AppendUint16(d.order, uint16(p))
 		}
 	}
-	at = append(at, len(list))
+	starts = append(starts, len(list))
 	sum := 0
 	for p, n := range sizes {
 		sizes[p] = sum
@@ -157,7 +157,7 @@ func (j *Join) Deal(b *table.Batch, columns ...*table.Column) (*Dealt, error) {
 	d.text = make([]byte, len(list))
 	for i := range d.Len() {
 		p := binary.LittleEndian.Uint16(d.order[2*i:])
-		sizes[p] += copy(d.text[sizes[p]:], list[at[i]:at[i+1]])
+		sizes[p] += copy(d.text[sizes[p]:], list[starts[i]:starts[i+1]])
 	}
 	if !j.closed {
 		d.list = list

@@ -49,7 +49,8 @@ type block struct {
 func newSpool(create func(name string) (*os.File, error), name string, streams, room int) (*spool,
 	error) {
 	f, err := create(name)
-	return &spool{f: f, room: room, blocks: make([][]block, streams), bufs: make([][]byte, streams)}, err
+	return &spool{f: f, room: room, blocks: make([][]block, streams),
+		bufs: make([][]byte, streams)}, err
 }
 
 // add appends to a stream. Different streams may be added to at the same time.
@@ -82,11 +83,11 @@ func (s *spool) flush(stream int) error {
 
 func (s *spool) write(stream int, b []byte) error {
 	s.mu.Lock()
-	at := s.end
+	offset := s.end
 	s.end += int64(len(b))
-	s.blocks[stream] = append(s.blocks[stream], block{at, len(b)})
+	s.blocks[stream] = append(s.blocks[stream], block{offset, len(b)})
 	s.mu.Unlock()
-	if _, err := s.f.WriteAt(b, at); err != nil {
+	if _, err := s.f.WriteAt(b, offset); err != nil {
 		return fmt.Errorf("writing parts of the names: %w", err)
 	}
 	return nil

@@ -16,7 +16,7 @@ import (
 // openJSON finds the columns of lines of JSON; first is the first.
 func openJSON(f *textFile, first []byte, r *records) (file, error) {
 	f.json, f.skip = true, f.skip-1
-	at := map[string]int{}
+	places := map[string]int{}
 	rest, _, err := r.block(false)
 	if err != nil {
 		return nil, err
@@ -25,10 +25,10 @@ func openJSON(f *textFile, first []byte, r *records) (file, error) {
 	for text := range bytes.Lines(append(append(bytes.Clone(first), '\n'), rest...)) {
 		if text = bytes.TrimSpace(text); len(text) > 0 {
 			if err := members(text, func(name string, v json.RawMessage) error {
-				i, ok := at[name]
+				i, ok := places[name]
 				if !ok {
 					i = len(f.names)
-					at[name] = i
+					places[name] = i
 					f.names = append(f.names, Field{Name: name})
 				}
 				f.names[i].List = f.names[i].List || v[0] == '['
@@ -82,9 +82,9 @@ func members(text []byte, fn func(name string, v json.RawMessage) error) error {
 // parseJSON fills a batch with the rows of a text.
 func (f *textFile) parseJSON(b *Batch, text []byte, take []int, _ bool) error {
 	b.Columns = make([]Column, len(take))
-	at := map[string]int{}
+	places := map[string]int{}
 	for i := range f.names {
-		at[f.names[i].Name] = -1
+		places[f.names[i].Name] = -1
 	}
 	for i, k := range take {
 		c := &b.Columns[i]
@@ -92,7 +92,7 @@ func (f *textFile) parseJSON(b *Batch, text []byte, take []int, _ bool) error {
 		if f.names[k].List {
 			c.Kind, c.Values = List, &Column{Offsets: []int{0}}
 		}
-		at[c.Name] = i
+		places[c.Name] = i
 	}
 	line := b.Line - 1
 	seen := make([]bool, len(take))
@@ -109,7 +109,7 @@ func (f *textFile) parseJSON(b *Batch, text []byte, take []int, _ bool) error {
 		}
 		clear(seen)
 		if err := members(text, func(name string, v json.RawMessage) error {
-			i, ok := at[name]
+			i, ok := places[name]
 			switch {
 			case !ok:
 				return errors.New("the first lines have no such member; all columns must appear there")

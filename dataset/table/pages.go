@@ -222,7 +222,6 @@ const maxZstd = 256 << 20
 
 // decompress fills dst, and returns how many bytes there are: more than dst holds are an error.
 func decompress(codec int, dst, src []byte) (int, error) {
-	var r io.Reader
 	switch codec {
 	case 0:
 		if len(src) != len(dst) {
@@ -241,6 +240,14 @@ func decompress(codec int, dst, src []byte) (int, error) {
 			src = src[8:] // Hadoop's frame
 		}
 		return lz4.UncompressBlock(src, dst)
+	}
+	return unpackStream(codec, dst, src)
+}
+
+// unpackStream is decompress of what states no length.
+func unpackStream(codec int, dst, src []byte) (int, error) {
+	var r io.Reader
+	switch codec {
 	case 2:
 		z, err := gzip.NewReader(bytes.NewReader(src))
 		if err != nil {
@@ -251,23 +258,24 @@ func decompress(codec int, dst, src []byte) (int, error) {
 		r = brotli.NewReader(bytes.NewReader(src))
 	case 6:
 		var head zstd.Header
-		if err := head.Decode(src); err == nil && head.HasFCS &&
+		if err := head.Decode(src); err == nil && head.HasFCS && len(dst) > 0 &&
 			head.FrameContentSize == uint64(len(dst)) && len(dst) <= maxZstd {
 			out, err := zstdPages.DecodeAll(src, dst[:0:len(dst)])
-			if err == nil && len(out) == len(dst) && len(dst) > 0 && &out[0] != &dst[0] {
+			if err == nil && len(out) == len(dst) && &out[0] != &dst[0] {
 				copy(dst, out)
 			}
 			return len(out), err
 		}
 		z, err := zstd.NewReader(bytes.NewReader(src), zstd.WithDecoderConcurrency(1),
-			zstd.WithDecoderMaxWindow(128<<20), zstd.WithDecoderMaxMemory(maxZstd))
+			zstd.WithDecoderMaxWindow(128<<20))
 		if err != nil {
 			return 0, err
 		}
 		defer z.Close()
 		r = z
 	default:
-		return 0, fmt.Errorf("compression %d is not read; write it with snappy, gzip, lz4, brotli or zstd", codec)
+		return 0, fmt.Errorf("compression %d is not read; write it with snappy, gzip, lz4, brotli or zstd",
+			codec)
 	}
 	n, err := io.ReadFull(r, dst)
 	if err != nil {
@@ -652,11 +660,7 @@ func (p *pages) decode(v *values, b []byte, encoding, n int) (err error) {
 		return err
 	case encoding == 5 && (l.kind == pqInt32 || l.kind == pqInt64):
 		if v.ints, _, err = deltas(v.ints[:0], b, n); err == nil {
-			for i := range v.ints {
-				if l.kind == pqInt32 { // sums wrap around
-					v.ints[i] = int64(int32(v.ints[i]))
-				}
-			}
+			l.wrap(v)
 			l.convert(v)
 		}
 		return err
@@ -664,28 +668,14 @@ func (p *pages) decode(v *values, b []byte, encoding, n int) (err error) {
 		encoding == 7 && l.kind == pqFixed:
 		return p.deltaTexts(v, b, encoding == 7, n)
 	case encoding == 9 && size > 0:
-		if int64(n)*int64(size) > int64(len(b)) {
-			return errValues
+		if b, err = unsplit(b, size, n); err != nil {
+			return err
 		}
-		out := make([]byte, n*size)
-		for k := range size {
-			for i := range n {
-				out[i*size+k] = b[k*n+i]
-			}
-		}
-		b = out
 	default:
 		return fmt.Errorf("encoding %d of values is not read", encoding)
 	}
 	if l.kind == pqBool {
-		if len(b) < (n+7)/8 {
-			return errValues
-		}
-		v.ints = v.ints[:0]
-		for i := range n {
-			v.ints = append(v.ints, int64(b[i/8]>>(i%8)&1))
-		}
-		return nil
+		return v.plainBits(b, n)
 	}
 	if l.kind == pqBytes {
 		return v.plainTexts(b, n)
@@ -694,6 +684,32 @@ func (p *pages) decode(v *values, b []byte, encoding, n int) (err error) {
 		return errValues
 	}
 	return l.plain(v, b, size, n)
+}
+
+// unsplit puts the bytes of values together, of which the first of all stand first and so on.
+func unsplit(b []byte, size, n int) ([]byte, error) {
+	if int64(n)*int64(size) > int64(len(b)) {
+		return nil, errValues
+	}
+	out := make([]byte, n*size)
+	for k := range size {
+		for i := range n {
+			out[i*size+k] = b[k*n+i]
+		}
+	}
+	return out, nil
+}
+
+// plainBits reads values of a bit.
+func (v *values) plainBits(b []byte, n int) error {
+	if len(b) < (n+7)/8 {
+		return errValues
+	}
+	v.ints = v.ints[:0]
+	for i := range n {
+		v.ints = append(v.ints, int64(b[i/8]>>(i%8)&1))
+	}
+	return nil
 }
 
 // plain reads values of a fixed size.
@@ -787,6 +803,15 @@ func fromHalf(h uint16) float64 {
 		return sign * math.Inf(1)
 	}
 	return sign * math.Ldexp(1024+frac, exp-25)
+}
+
+// wrap cuts sums to the size of their type, in which they wrap around.
+func (l *leaf) wrap(v *values) {
+	if l.kind == pqInt32 {
+		for i, x := range v.ints {
+			v.ints[i] = int64(int32(x))
+		}
+	}
 }
 
 // convert makes integers what they stand for.

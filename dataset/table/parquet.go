@@ -144,9 +144,9 @@ func (g *Groups) Read(group int, column string) (c *Column, err error) {
 			return damaged(f.path, fmt.Errorf("it has no column %s", column))
 		}
 		i := f.column[k]
-		at := &f.groups[group].chunks[i]
+		stored := &f.groups[group].chunks[i]
 		c = &Column{Name: column}
-		p := newPages(io.NewSectionReader(g.in, at.at, at.length), at, &f.leaves[i], f.limit)
+		p := newPages(io.NewSectionReader(g.in, stored.at, stored.length), stored, &f.leaves[i], f.limit)
 		if err := p.fill(c, int(f.groups[group].rows)); err != nil {
 			return damaged(f.path, fmt.Errorf("column %s: %w", column, err))
 		}
@@ -403,21 +403,7 @@ func (l *leaf) mean(e *element) {
 	case pqBool:
 		l.Kind = Bool
 	case pqInt32, pqInt64:
-		l.Kind = Int
-		switch {
-		case e.logical == 6 || c == 6:
-			l.Kind, l.means = Time, days
-		case e.logical == 8 && e.unit == 1 || c == 9:
-			l.Kind, l.means = Time, millis
-		case e.logical == 8 && e.unit == 2 || c == 10:
-			l.Kind, l.means = Time, micros
-		case e.logical == 8:
-			l.Kind, l.means = Time, nanos
-		case e.logical == 10 && !e.signed || c >= 11 && c <= 14:
-			l.Kind, l.means = Uint, unsigned
-		case e.logical == 5 || c == 5:
-			l.Kind, l.means, l.scale = Float, decimal, e.scale
-		}
+		l.meanInt(e, c)
 	case pqInt96:
 		l.Kind = Time
 	case pqFloat, pqDouble:
@@ -437,6 +423,25 @@ func (l *leaf) mean(e *element) {
 		}
 	default:
 		l.why = fmt.Sprintf("is of the unknown type %d", l.kind)
+	}
+}
+
+// meanInt is mean of integers.
+func (l *leaf) meanInt(e *element, c int) {
+	l.Kind = Int
+	switch {
+	case e.logical == 6 || c == 6:
+		l.Kind, l.means = Time, days
+	case e.logical == 8 && e.unit == 1 || c == 9:
+		l.Kind, l.means = Time, millis
+	case e.logical == 8 && e.unit == 2 || c == 10:
+		l.Kind, l.means = Time, micros
+	case e.logical == 8:
+		l.Kind, l.means = Time, nanos
+	case e.logical == 10 && !e.signed || c >= 11 && c <= 14:
+		l.Kind, l.means = Uint, unsigned
+	case e.logical == 5 || c == 5:
+		l.Kind, l.means, l.scale = Float, decimal, e.scale
 	}
 }
 

@@ -23,7 +23,8 @@ type Options struct {
 	// Header is "yes" or "no" where the first line of text files does or does not name the columns;
 	// "": it does, and a line that holds numbers is refused. Columns without names are 1, 2, …
 	Header string
-	// Memory bounds the bytes that a piece of a file may take that states its own size: at least 64 MiB; 0: 256 MiB.
+	// Memory bounds the bytes that a piece of a file may take that states its own size: at least
+	// 64 MiB; 0: 256 MiB.
 	Memory int64
 	// Progress hears of bytes read; may be nil.
 	Progress work.Progress
@@ -315,8 +316,8 @@ func (s *Source) Rows() (n int64) {
 }
 
 // Each reads a source once: parse works on batches on all cores, and take gets the results in the
-// order of the files and rows, on the caller's goroutine. A bounded number of batches waits. What
-// parse returns must not point into the batch.
+// order of the files and rows, on the caller's goroutine. A bounded number of batches waits. The
+// result of parse must not point into the batch.
 func Each[T any](ctx context.Context, s *Source, parse func(*Batch) (T, error),
 	take func(T) error) (err error) {
 	var r reader
