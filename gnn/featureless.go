@@ -10,20 +10,22 @@ import (
 )
 
 // A featureless R-GCN (section 2.2 of its paper; PyG's RGCNConv without x) has nodes that are known
-// by their number alone. So the matrices of layer 0 have a row for each node, and a product with one
-// takes a row of it:
+// by their number alone. So the matrices of layer 0 have a row for each node, and a product with
+// one takes a row of it:
 //
 //	z_i = W[i] + b + Σ_r mean_r(W_r[j])      W_r = Σ_b a_rb V_b
 //
-// A step gathers the rows of its frontier from all V_b, combines these rows to those of all W_r, and
-// takes the means of each relation over its own. Without bases the gathered rows are those of W_r.
+// A step gathers the rows of its frontier from all V_b, combines these rows to those of all W_r,
+// and takes the means of each relation over its own. Without bases the gathered rows are
+// those of W_r.
 // Nothing is read; rows that the nodes' types have are left alone.
 //
 // Memory: 2 · (bases + relations) rows of a layer's output for each node of the frontier. Launches:
 // some ten for each relation.
 
 // featurelessPlan is the part of a plan that only it has: the rows of the V_b and of the W_r, and
-// their gradients; and of one relation after the other, its means or their gradients, and its lists.
+// their gradients; and of one relation after the other, its means or their gradients, and its
+// lists.
 type featurelessPlan struct {
 	own, combined, dOwn, dCombined int64
 	agg, zeros, indptr, src        int64

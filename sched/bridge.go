@@ -180,7 +180,8 @@ func (m *mirror) take(op context.Context, way *bridge, s *engine.Slot, rowBytes 
 	}
 	m.mb.Degrees = hold("degrees", from.Degrees, rows*4)
 	last := len(from.Blocks)
-	if of.RowType.Scaled() || from.RowCount(last) < rows { // what scales and tables are looked up by
+	// Scales and tables are looked up by numbers.
+	if of.RowType.Scaled() || from.RowCount(last) < rows {
 		m.mb.Nodes = hold("nodes", from.Nodes, rows*8)
 		m.mb.SetRows(from, hold("row numbers", from.RowNumbers(), from.RowCount(last)*8))
 	}

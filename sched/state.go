@@ -41,8 +41,8 @@ const bestName = "best.safetensors"
 // know. A later one is of runs whose settings a program of the version before would ignore: 4 has
 // layers between a model's own and samples that train again, 5 steps of several mini-batches, 6
 // another metric than accuracy, 7 remaining self loops, learning rates that change, gradients that
-// are clipped, and another loss than plain softmax, 8 heads, linear residual connections, types that
-// share parameters, and parameters for each node. All other runs are written as plainFormat.
+// are clipped, and another loss than plain softmax, 8 heads, linear residual connections, types
+// that share parameters, and parameters for each node. All other runs are written as plainFormat.
 const (
 	stateFormat      = 8
 	lossFormat       = 7

@@ -31,8 +31,8 @@ type watch struct {
 	fastest float64   // commands a second of the fastest such time; 0: no pass was so long
 }
 
-// rateTime is how long SSDs work for a rate. The commands of a set are counted at its end, so a
-// shorter time would have too many or too few.
+// rateTime is the time that SSDs work for a rate. The commands of a set are counted at its end, so
+// a shorter time would have too many or too few.
 const rateTime = 250 * time.Millisecond
 
 // traffic counts the bytes and commands of SSDs.

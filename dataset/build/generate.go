@@ -100,6 +100,9 @@ func (o *GenerateOptions) fill() error {
 // check refuses options outside their bounds.
 func (o *GenerateOptions) check() error {
 	in := func(v, lo, hi float64) bool { return v >= lo && v <= hi } // false for NaN
+	if err := o.checkTarget(); err != nil {
+		return err
+	}
 	switch {
 	case o.WithoutRows != 0 && (o.Kind != kindTyped || o.FeatureFn != ""):
 		return errs.New(errs.Usage,
@@ -112,15 +115,6 @@ func (o *GenerateOptions) check() error {
 	case o.Classes < 1 || int64(o.Classes) > o.Nodes || o.Classes > 1<<20:
 		return errs.New(errs.Usage, "{classes} %d is outside 1..%d ({nodes})", o.Classes,
 			min(o.Nodes, 1<<20))
-	case !slices.Contains(targets, o.Target):
-		return errs.New(errs.Usage, "{target} %q is unknown; use one of %s", o.Target,
-			strings.Join(targets, ", "))
-	case !o.plain() && o.Kind == kindTyped:
-		return errs.New(errs.Usage,
-			"{target} %s: {kind} %s has classes alone; leave one of the two out", o.Target, o.Kind)
-	case o.Target == dataset.TargetMultiLabel && (o.Classes < 2 || o.Classes > dataset.MaxDim):
-		return errs.New(errs.Usage, "{classes} %d is outside 2..%d ({target} %s)", o.Classes,
-			dataset.MaxDim, o.Target)
 	case o.Dim < 1 || o.Dim > dataset.MaxDim:
 		return errs.New(errs.Usage, "{dim} %d is outside 1..%d", o.Dim, dataset.MaxDim)
 	case !in(o.AvgDegree, 0.001, 1e6):
@@ -134,6 +128,22 @@ func (o *GenerateOptions) check() error {
 		return errs.New(errs.Usage,
 			"{train-fraction} %g, {val-fraction} %g and {test-fraction} %g are not parts of a whole; give numbers from 0 that make at most 1 together",
 			o.TrainFraction, o.ValFraction, max(o.TestFraction, 0))
+	}
+	return nil
+}
+
+// checkTarget refuses targets that there are not, or not of that kind.
+func (o *GenerateOptions) checkTarget() error {
+	switch {
+	case !slices.Contains(targets, o.Target):
+		return errs.New(errs.Usage, "{target} %q is unknown; use one of %s", o.Target,
+			strings.Join(targets, ", "))
+	case !o.plain() && o.Kind == kindTyped:
+		return errs.New(errs.Usage,
+			"{target} %s: {kind} %s has classes alone; leave one of the two out", o.Target, o.Kind)
+	case o.Target == dataset.TargetMultiLabel && (o.Classes < 2 || o.Classes > dataset.MaxDim):
+		return errs.New(errs.Usage, "{classes} %d is outside 2..%d ({target} %s)", o.Classes,
+			dataset.MaxDim, o.Target)
 	}
 	return nil
 }

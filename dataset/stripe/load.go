@@ -295,7 +295,8 @@ func (w *loader) place(i int, there *room, r *LoadReport) error {
 		return errs.New(errs.Refused,
 			"ssd %s (serial %s) holds %s beside which %s are free in one piece, and %s takes %s; \"heliosctl unload\" frees what you name, and {force} %s overwrites all that is there",
 			there.t.name, there.t.serial, owners(there.all, there.t.slot),
-			units.FormatBytes(free*lba), w.d.Dir(), units.FormatBytes((own.to-own.from)*lba), there.t.forceName())
+			units.FormatBytes(free*lba), w.d.Dir(), units.FormatBytes((own.to-own.from)*lba),
+			there.t.forceName())
 	}
 	sb := &w.sb[i]
 	g, err := geometryAt(start*int64(there.t.lbaBytes), w.l, i, there.t.lbaBytes, there.t.lbas,

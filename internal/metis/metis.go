@@ -183,7 +183,7 @@ func partition[T Number](ctx context.Context, l *Library, g Graph[T], o Options,
 	// An error of the second way leaves the parts of the first.
 	if less, err := by(l, l.recursive, g, o, other); err == nil && less < cut {
 		bound := len(part)*(1000+o.Imbalance)/(1000*o.Parts) + 1
-		if most := largest(other, o.Parts); most <= max(bound, largest(part, o.Parts)) {
+		if larger := largest(other, o.Parts); larger <= max(bound, largest(part, o.Parts)) {
 			copy(part, other)
 		}
 	}

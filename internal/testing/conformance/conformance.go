@@ -578,11 +578,11 @@ func testPrices(s *suite) {
 		}
 		return got[2*blocks:]
 	}
-	at := uint64(0)
+	step := uint64(0)
 	for range n {
-		at = (at*5 + 3) % words
+		step = (step*5 + 3) % words
 	}
-	for kind, want := range []struct{ last, left uint64 }{{at, 3}, {n - 1, n}, {n, n}, {n, n}} {
+	for kind, want := range []struct{ last, left uint64 }{{step, 3}, {n - 1, n}, {n, n}, {n, n}} {
 		if got := run(uint32(kind), 0); got[0] != want.last || uint32(v[0]) != uint32(want.left) {
 			s.Errorf("kind %d found %d and left %d, want %d and %d", kind, got[0], v[0], want.last,
 				want.left)
