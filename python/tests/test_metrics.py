@@ -51,17 +51,44 @@ def judged(dataset, binary, tmp_path, **options):
 
 
 def same(figures, want, tolerance=1e-6):
-    for name, value in want.items():
-        assert figures[name] == pytest.approx(value, abs=tolerance), name
+    """Every figure is the one wanted, and one that is NaN here is absent there."""
+    found = {k: v for k, v in figures.items() if k != "class" and isinstance(v, int | float)}
+    want = {k: v for k, v in want.items() if not np.isnan(v)}
+    assert found == pytest.approx(want, abs=tolerance)
+
+
+def ranked(y, p):
+    """ROC AUC and average precision, NaN where they are undefined."""
+    auc = metrics.roc_auc_score(y, p) if 0 < y.sum() < len(y) else np.nan
+    return auc, metrics.average_precision_score(y, p) if y.any() else np.nan
+
+
+def check_each(each, y, hat, p):
+    """The figures of classes or labels, whose columns y, hat and p have."""
+    assert len(each) == y.shape[1]
+    for c, found in enumerate(each):
+        of = {"zero_division": np.nan}
+        auc, ap = ranked(y[:, c], p[:, c])
+        want = {
+            "nodes": y[:, c].sum(),
+            "precision": metrics.precision_score(y[:, c], hat[:, c], **of),
+            "recall": metrics.recall_score(y[:, c], hat[:, c], **of),
+            "f1": metrics.f1_score(y[:, c], hat[:, c], **of),
+            "roc_auc": auc,
+            "average_precision": ap,
+        }
+        assert found["class"] == c
+        same(found, want, 1e-4)
 
 
 def check_classes(figures, y, scores):
     p = np.exp(scores - scores.max(1, keepdims=True))
     p /= p.sum(1, keepdims=True)
     hat, classes = scores.argmax(1), scores.shape[1]
-    have = [c for c in range(classes) if (y == c).any()]
     either = np.union1d(y, hat)
     f32 = p.astype(np.float32)
+    ranks = np.array([ranked(y == c, f32[:, c]) for c in range(classes)])
+    auc, ap = ranks[1] if classes == 2 else np.nanmean(ranks, axis=0)
     confidence, right = f32.max(1), hat == y
     error = 0.0
     bins = np.clip(np.ceil(confidence * np.float64(15)).astype(int) - 1, 0, 14)
@@ -75,25 +102,15 @@ def check_classes(figures, y, scores):
         "f1_micro": metrics.f1_score(y, hat, average="micro"),
         "f1_macro": metrics.f1_score(y, hat, labels=either, average="macro"),
         "log_loss": metrics.log_loss(y, p, labels=range(classes)),
-        "roc_auc": np.mean([metrics.roc_auc_score(y == c, f32[:, c]) for c in have]),
-        "average_precision": np.mean(
-            [metrics.average_precision_score(y == c, f32[:, c]) for c in have]
-        ),
+        "roc_auc": auc,
+        "average_precision": ap,
         "calibration_error": error / len(y),
     }
     # Probabilities that are equal in float32 here need not be so there.
     same(figures, want, 1e-4)
     assert figures["confusion"] == metrics.confusion_matrix(y, hat, labels=range(classes)).tolist()
-    args = {"labels": range(classes), "average": None, "zero_division": np.nan}
-    each = zip(
-        metrics.precision_score(y, hat, **args), metrics.recall_score(y, hat, **args), strict=True
-    )
-    for found, (precision, recall) in zip(figures["classes"], each, strict=True):
-        for name, value in (("precision", precision), ("recall", recall)):
-            if np.isnan(value):
-                assert name not in found
-            else:
-                assert found[name] == pytest.approx(value, abs=1e-9)
+    one = np.arange(classes)
+    check_each(figures["classes"], y[:, None] == one, hat[:, None] == one, f32)
 
 
 def test_citeseer(binary, tmp_path):
@@ -128,17 +145,7 @@ def test_classes(binary, tmp_path):
 def test_two_classes(binary, tmp_path):
     x, y = datasets.make_classification(1500, 16, weights=[0.9], random_state=2)
     helios.save(tmp_path / "g", x.astype(np.float32), nearest(x), y, binary=binary)
-    figures, y, scores = judged(tmp_path / "g", binary, tmp_path, metric="roc-auc")
-    p = 1 / (1 + np.exp(scores[:, 0] - scores[:, 1]))
-    same(
-        figures,
-        {
-            "roc_auc": metrics.roc_auc_score(y, p),
-            "average_precision": metrics.average_precision_score(y, p),
-            "f1_macro": metrics.f1_score(y, scores.argmax(1), average="macro"),
-            "log_loss": metrics.log_loss(y, p),
-        },
-    )
+    check_classes(*judged(tmp_path / "g", binary, tmp_path, metric="roc-auc"))
 
 
 def test_labels(binary, tmp_path):
@@ -165,6 +172,7 @@ def test_labels(binary, tmp_path):
             "log_loss": np.mean([metrics.log_loss(y[:, c], p[:, c]) for c in range(5)]),
         },
     )
+    check_each(figures["classes"], y, hat, p.astype(np.float32))
     assert len(figures["curves"]) == 5
     for curve in figures["curves"]:
         area = metrics.auc(curve["fpr"], curve["recall"])
