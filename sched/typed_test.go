@@ -49,7 +49,7 @@ func tablesConfig(model string) plan.Config {
 // SSDs, workers and caches, or refuses it by name.
 func TestTypedEveryWay(t *testing.T) {
 	d, feat := types.open(t)
-	everyWay(t, d, feat, typedConfig, gnn.TypedArchs())
+	everyWay(t, d, feat, typedConfig, gnn.TypedArchs(), 0.5)
 }
 
 // So they do where types have tables in the place of rows.
@@ -59,11 +59,13 @@ func TestTablesEveryWay(t *testing.T) {
 	if wide.Lean() {
 		kinds = kinds[:1]
 	}
-	everyWay(t, d, feat, tablesConfig, kinds)
+	// In the two epochs of small, tables of types without rows have learnt little.
+	everyWay(t, d, feat, tablesConfig, kinds, 0.4)
 }
 
+// everyWay trains models in all modes; the accuracy of one in five is a guess.
 func everyWay(t *testing.T, d *dataset.Dataset, feat []byte, config func(string) plan.Config,
-	kinds []string) {
+	kinds []string, accuracy float64) {
 	sets := []*ssdSet{bind(t, d, 1, ""), bind(t, d, 3, "")}
 	for _, model := range kinds {
 		t.Run(model, func(t *testing.T) {
@@ -90,7 +92,7 @@ func everyWay(t *testing.T, d *dataset.Dataset, feat []byte, config func(string)
 				if first == nil {
 					first = &r
 					require.Less(t, r.res.Epochs[1].Loss, r.res.Epochs[0].Loss, "the loss fell")
-					require.Greater(t, *r.res.TestAcc, 0.4, "better than one in five")
+					require.Greater(t, *r.res.TestAcc, accuracy)
 					continue
 				}
 				require.Equal(t, first.blocks, r.blocks, m.Name)
@@ -123,9 +125,13 @@ func TestTypedWithoutNeighbours(t *testing.T) {
 
 // Replicas, ranks and stops change no bit.
 func TestTypedTogetherAndResumed(t *testing.T) {
-	d, feat := tables.open(t)
+	t.Run("rows", func(t *testing.T) { togetherAndResumed(t, types, typedConfig("rsage")) })
+	t.Run("tables", func(t *testing.T) { togetherAndResumed(t, tables, tablesConfig("rsage")) })
+}
+
+func togetherAndResumed(t *testing.T, of graphSpec, cfg plan.Config) {
+	d, feat := of.open(t)
 	s := bind(t, d, 2, "")
-	cfg := tablesConfig("rsage")
 	cfg.Shards, cfg.Batch, cfg.RelationFanouts = 2, 70, "cites=2,1"
 	want := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 	require.NoError(t, want.err)
@@ -167,9 +173,13 @@ func TestTypedTogetherAndResumed(t *testing.T) {
 
 // Evaluation and prediction are of the nodes that have a class, by their numbers in their type.
 func TestTypedEvaluateAndPredict(t *testing.T) {
-	d, feat := tables.open(t)
+	t.Run("rows", func(t *testing.T) { evaluateAndPredict(t, types, typedConfig("rsage")) })
+	t.Run("tables", func(t *testing.T) { evaluateAndPredict(t, tables, tablesConfig("rsage")) })
+}
+
+func evaluateAndPredict(t *testing.T, of graphSpec, cfg plan.Config) {
+	d, feat := of.open(t)
 	s := bind(t, d, 2, "")
-	cfg := tablesConfig("rsage")
 	cfg.Epochs, cfg.CheckpointDir = 2, t.TempDir()
 	r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 	require.NoError(t, r.err)

@@ -244,6 +244,7 @@ func (s *Sampling) newScores(ctx context.Context, h *cache.Hotness, info *report
 	if err != nil {
 		return nil, fmt.Errorf("hotness by %s: %w", by, err)
 	}
+	scores = scores[:s.Rows] // of a graph's nodes, the last may have no rows
 	return scores, s.setScores(ctx, h, scores)
 }
 
