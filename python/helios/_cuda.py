@@ -255,7 +255,7 @@ class GpuRing:
         self, described: object, slot: int, copy: bool
     ) -> tuple[dict[str, tuple[DeviceArray, str]], Memory | None]:
         """Returns the arrays of a batch, and what lives as long as one that lies in the slot."""
-        of = list(places(described, self.slot_bytes))
+        of = places(described, self.slot_bytes)
         memory = Memory(self.gpu, self._address + slot * self.slot_bytes, self.slot_bytes, of=self)
         if not copy:
             return _arrays(memory, of), memory
@@ -305,7 +305,7 @@ class PinnedRing:
         self, described: object, slot: int, copy: bool
     ) -> tuple[dict[str, tuple[DeviceArray, str]], Memory | None]:
         """Returns the arrays of a batch, and what lives as long as one that lies in the slot."""
-        of = list(places(described, self.slot_bytes))
+        of = places(described, self.slot_bytes)
         size, at = _end_of(of), slot * self.slot_bytes
         if copy:
             memory = self.gpu.allocate(size)

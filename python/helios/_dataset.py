@@ -249,7 +249,7 @@ class Dataset:
             #: the types of a typed graph; None: nodes and edges have one
             self.schema = Schema.of(d)
             self._types = {} if self.schema is None else self._stores(self.schema, arrays)
-        except (KeyError, TypeError, ValueError, AttributeError) as e:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
             self.close()
             raise ProtocolError(f"the daemon described the dataset as {d!r}: {e!r}") from None
 

@@ -33,11 +33,19 @@ class Schema:
         """Reads a daemon's description of a dataset; None: it has one type."""
         if "node_types" not in d:
             return None
-        nodes = {str(t["name"]): t for t in d["node_types"]}
-        edges = {(str(r["src"]), str(r["name"]), str(r["dst"])): r for r in d["relations"]}
-        target = str(d["target_type"])
+        types, relations, target = d["node_types"], d["relations"], str(d["target_type"])
+        nodes = {str(t["name"]): t for t in types}
+        edges = {(str(r["src"]), str(r["name"]), str(r["dst"])): r for r in relations}
         if target not in nodes or not {t for e in edges for t in (e[0], e[2])} <= set(nodes):
             raise ValueError("an unknown type")
+        if len(nodes) != len(types) or len(edges) != len(relations):
+            raise ValueError("a type twice")
+        counts = [
+            *(t[k] for t in types for k in ("nodes", "dim")),
+            *(r["edges"] for r in relations),
+        ]
+        if not all(map(is_count, counts)):
+            raise ValueError(f"the counts {counts}")
         files: dict[Any, dict[str, str]] = {
             e: {k: str(r[k]) for k in ("indptr", "indices")} for e, r in edges.items()
         }
@@ -49,9 +57,9 @@ class Schema:
         return Schema(
             list(nodes),
             list(edges),
-            {n: int(t["nodes"]) for n, t in nodes.items()},
-            {e: int(r["edges"]) for e, r in edges.items()},
-            {n: int(t["dim"]) for n, t in nodes.items()},
+            {n: t["nodes"] for n, t in nodes.items()},
+            {e: r["edges"] for e, r in edges.items()},
+            {n: t["dim"] for n, t in nodes.items()},
             target,
             files,
         )
@@ -157,15 +165,16 @@ def parse(
     def wrong(what: str) -> ProtocolError:
         return ProtocolError(f"the daemon sent a batch in which {what}")
 
-    def table(name: str, rows: int, columns: int | None) -> list[list[int]]:
+    def table(name: str, rows: int, columns: int) -> list[list[int]]:
         got = message.get(name)
-        if isinstance(got, list) and len(got) == rows:
-            width = columns or len(got[0]) if isinstance(got[0], list) else 0
-            if width and all(
-                isinstance(r, list) and len(r) == width and all(map(is_count, r)) for r in got
-            ):
-                return got
-        raise wrong(f"{name} is {got!r}")
+        if (
+            not isinstance(got, list)
+            or len(got) != rows
+            or not all(isinstance(r, list) and len(r) == columns for r in got)
+            or not all(is_count(n) for r in got for n in r)
+        ):
+            raise wrong(f"{name} is {got!r}, not {rows} lists of {columns} numbers")
+        return got
 
     def array(name: str, dtype: str, shape: tuple[int | None, ...]) -> Array:
         if name not in arrays:
@@ -185,14 +194,14 @@ def parse(
     if not all(is_count(n) for n in numbers.values()):
         raise wrong(f"{numbers} are not all numbers")
     seeds: int = message["num_seeds"]
-    ends = table("type_end", len(schema.node_types), None)
+    hops = request["options"]["fanout"].count(",") + 1
+    ends = table("type_end", len(schema.node_types), hops + 1)
     of = request.get("node_type") or schema.target
     if any(e != sorted(e) for e in ends) or [e[0] for e in ends] != [
         seeds if t == of else 0 for t in schema.node_types
     ]:
         raise wrong(f"type_end {ends} does not begin with {seeds} seeds, or falls")
     node_end = dict(zip(schema.node_types, ends, strict=True))
-    hops = len(ends[0]) - 1
     counted = table("relation_edges", len(schema.edge_types), hops)
     rows = [e[-1] for e in ends]
     labelled = seeds if of == schema.target else 0
@@ -211,6 +220,7 @@ def parse(
             if not isinstance(indptr, DeviceArray) and (indptr[0] or indptr[-1] != len(src)):
                 raise wrong(f"indptr.{h}.{r} does not run over {len(src)} edges")
             block[e] = Block(num_dst, num_src, indptr, src)
+    kind = arrays.get("x.0", (None, ""))[1]
     dense = arrays.get("y", (None, ""))[1] == "float32"
     batch = HeteroBatch(
         epoch=message["epoch"],
@@ -221,14 +231,14 @@ def parse(
         node_end=node_end,
         n_id={t: array(f"n_id.{i}", "int64", (rows[i],)) for i, t in enumerate(schema.node_types)},
         x={
-            t: array(f"x.{i}", "", (rows[i], schema.dims[t]))
+            t: array(f"x.{i}", kind, (rows[i], schema.dims[t]))
             for i, t in enumerate(schema.node_types)
         },
         y=array("y", "float32", (labelled, None)) if dense else array("y", "int64", (labelled,)),
         edge_index=edge_index,
         blocks=blocks,
         num_sampled_edges=dict(zip(schema.edge_types, counted, strict=True)),
-        x_dtype=arrays["x.0"][1],
+        x_dtype=kind,
     )
     if "input_id" in arrays:
         batch.input_id = array("input_id", "int64", (seeds,))

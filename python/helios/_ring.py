@@ -8,10 +8,10 @@ stays ours.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import mmap
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -110,21 +110,21 @@ def tensors(described: object, slot_bytes: int, owner: Owner) -> Arrays:
     return out
 
 
-def places(described: object, slot_bytes: int) -> Iterator[Place]:
-    """Yields where the tensors lie that a batch's message describes.
+def places(described: object, slot_bytes: int) -> list[Place]:
+    """Returns where the tensors lie that a batch's message describes.
 
-    Whatever the message says, none reaches beyond the slot.
+    Whatever the message says, none reaches beyond the slot or into another one, for users may write
+    to a batch.
     """
     if not isinstance(described, list):
         raise ProtocolError("the daemon sent a batch without a list of tensors")
-    seen: set[str] = set()
+    out: dict[str, Place] = {}
     for d in described:
         if not isinstance(d, dict):
             raise ProtocolError("the daemon described a tensor by something that is no object")
         name, kind, shape, offset = (d.get(k) for k in ("name", "dtype", "shape", "offset"))
-        if not isinstance(name, str) or name in seen:
+        if not isinstance(name, str) or name in out:
             raise ProtocolError(f"the daemon named a tensor {name!r}, or named it twice")
-        seen.add(name)
         if not isinstance(kind, str) or kind not in DTYPES:
             raise ProtocolError(f"the daemon sent tensor {name} with the unknown type {kind!r}")
         if not isinstance(shape, list) or not all(is_count(n) for n in shape) or len(shape) > 8:
@@ -135,7 +135,12 @@ def places(described: object, slot_bytes: int) -> Iterator[Place]:
                 f"the daemon put tensor {name} of {place.count} × {kind} at byte {offset!r} of a "
                 f"slot of {slot_bytes}"
             )
-        yield place
+        out[name] = place
+    lie = sorted((p for p in out.values() if p.count), key=lambda p: p.offset)
+    for one, other in itertools.pairwise(lie):
+        if one.end > other.offset:
+            raise ProtocolError(f"the daemon put tensor {other.name} into tensor {one.name}")
+    return list(out.values())
 
 
 def is_count(n: object) -> TypeGuard[int]:

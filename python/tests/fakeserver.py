@@ -143,10 +143,13 @@ class Peer:
         self.loaders[message["id"]].pending = []
         self.send({"type": "closed", "id": message["id"]})
 
+    def tensors(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        return expected(epoch, index)
+
     def batch(self, loader: Loader, epoch: int, index: int, slot: int) -> dict[str, Any]:
         """Puts a batch into its slot and returns its message."""
         at, described = 0, []
-        tensors = expected(epoch, index)
+        tensors = self.tensors(epoch, index)
         if loader.all_labels:
             tensors["y"] = np.arange(HOPS[-1], dtype=np.int64) + epoch * 1000 + index
         for name, a in tensors.items():
@@ -158,6 +161,65 @@ class Peer:
         assert at <= loader.slot_bytes
         message = {"type": "batch", "id": loader.id, "epoch": epoch, "index": index, "slot": slot}
         return {**message, "num_seeds": HOPS[0], "hop_end": list(HOPS), "tensors": described}
+
+
+class TypedPeer(Peer):
+    """The daemon of a typed graph: papers that cite papers, and authors that write them.
+
+    A batch has 6 papers as seeds, and one hop.
+    """
+
+    SCHEMA: dict[str, Any] = {  # noqa: RUF012 - nobody writes to it
+        "node_types": [
+            {"name": "paper", "nodes": 600, "dim": 4, "features": "paper.npy"},
+            {"name": "author", "nodes": 400, "dim": 2},
+        ],
+        "relations": [
+            {"src": s, "name": n, "dst": d, "edges": 9, "indptr": "p.npy", "indices": "i.npy"}
+            for s, n, d in (
+                ("paper", "cites", "paper"),
+                ("author", "writes", "paper"),
+                ("paper", "reads", "author"),
+            )
+        ],
+        "target_type": "paper",
+    }
+
+    def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        if message["type"] == "opened":
+            message["dataset"] |= self.SCHEMA
+        super().send(message, fds)
+
+    def tensors(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        return typed(epoch, index)
+
+    def batch(self, loader: Loader, epoch: int, index: int, slot: int) -> dict[str, Any]:
+        message = super().batch(loader, epoch, index, slot)
+        del message["hop_end"]
+        return {**message, "type_end": [[6, 8], [0, 3]], "relation_edges": [[4], [3], [0]]}
+
+
+def typed(epoch: int, index: int) -> dict[str, np.ndarray]:
+    """The tensors of a batch of TypedPeer."""
+    tag = epoch * 1000 + index
+    cited, wrote = np.array([6, 7, 0, 1]), np.array([0, 1, 2])
+    none = np.empty(0, np.int64)
+    return {
+        "x.0": (tag + np.arange(32)).astype(np.float32).reshape(8, 4),
+        "x.1": (tag + np.arange(6)).astype(np.float32).reshape(3, 2),
+        "n_id.0": (tag + np.arange(8)) % 600,
+        "n_id.1": (tag + np.arange(3)) % 400,
+        "y": np.arange(6) + tag,
+        "edge_index.0": np.stack([cited, np.arange(4)]),
+        "edge_index.1": np.stack([wrote, np.arange(3)]),
+        "edge_index.2": np.empty((2, 0), np.int64),
+        "indptr.0.0": np.array([0, 1, 2, 3, 4, 4, 4]),
+        "src.0.0": cited,
+        "indptr.0.1": np.array([0, 1, 2, 3, 3, 3, 3]),
+        "src.0.1": wrote,
+        "indptr.0.2": np.array([0]),
+        "src.0.2": none,
+    }
 
 
 class Loader:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakeserver import Peer, expected, frame
+from fakeserver import Peer, TypedPeer, expected, frame, typed
 
 import helios
 
@@ -91,6 +91,7 @@ BATCHES = {
     "offset negative": change_tensor(0, offset=-64),
     "offset odd": change_tensor(0, offset=4),
     "offset text": change_tensor(0, offset="0"),
+    "offset of others": change_tensor(1, offset=0),
     "shape huge": change_tensor(0, shape=[1 << 40, 1 << 40]),
     "shape negative": change_tensor(0, shape=[-1, -1]),
     "shape text": change_tensor(0, shape="13"),
@@ -130,6 +131,75 @@ def test_hostile_batches(fake, name):
         with pytest.raises(helios.ProtocolError):
             list(loader)
         assert len(list(loader)) == 5, "the loader does not recover"
+
+
+def tensor(name, **new):
+    def change(message):
+        next(t for t in message["tensors"] if t["name"] == name).update(new)
+
+    return change
+
+
+TYPED_BATCHES = {
+    "no type_end": change(type_end=None),
+    "type_end of one type": change(type_end=[[6, 8]]),
+    "type_end of three types": change(type_end=[[6, 8], [0, 3], [0, 0]]),
+    "type_end of no hop": change(type_end=[[6], [0]]),
+    "type_end of two hops": change(type_end=[[6, 8, 8], [0, 3, 3]]),
+    "type_end falls": change(type_end=[[6, 5], [0, 3]]),
+    "type_end of other seeds": change(type_end=[[5, 8], [1, 3]]),
+    "type_end huge": change(type_end=[[6, 1 << 62], [0, 3]]),
+    "type_end negative": change(type_end=[[6, 8], [0, -3]]),
+    "type_end flat": change(type_end=[6, 8]),
+    "type_end text": change(type_end=[["6", "8"], ["0", "3"]]),
+    "no relation_edges": change(relation_edges=None),
+    "relation_edges of none": change(relation_edges=[]),
+    "relation_edges of two": change(relation_edges=[[4], [3]]),
+    "relation_edges of others": change(relation_edges=[[3], [4], [0]]),
+    "relation_edges huge": change(relation_edges=[[4], [1 << 62], [0]]),
+    "relation_edges true": change(relation_edges=[[4], [3], [False]]),
+    "relation_edges of two hops": change(relation_edges=[[4, 0], [3, 0], [0, 0]]),
+    "more seeds": change(num_seeds=7),
+    "no rows": drop("x.0"),
+    "no rows of a type": drop("x.1"),
+    "no nodes of a type": drop("n_id.1"),
+    "no edges of a relation": drop("edge_index.2"),
+    "no list": drop("indptr.0.2"),
+    "no labels": drop("y"),
+    "rows of other types": tensor("x.1", dtype="float16"),
+    "rows of another width": tensor("x.1", shape=[2, 3]),
+    "rows in others": tensor("x.1", offset=64),
+    "nodes of float32": tensor("n_id.0", dtype="float32"),
+    "labels of all": tensor("y", shape=[8]),
+    "labels in others": tensor("y", offset=0),
+    "fewer edges": tensor("edge_index.0", shape=[2, 3]),
+    "a list that runs off": tensor("src.0.0", shape=[3]),
+    "a list of fewer": tensor("indptr.0.0", shape=[6]),
+}
+
+
+@pytest.mark.parametrize("name", TYPED_BATCHES)
+def test_hostile_batches_of_types(fake, name):
+    class Hostile(TypedPeer):
+        def batch(self, *args):
+            message = super().batch(*args)
+            if len(self.server.peers) == 1:
+                TYPED_BATCHES[name](message)
+            return message
+
+    with opened(fake(Hostile)) as ds:
+        loader = helios.NumpyLoader(ds, [1])
+        with pytest.raises(helios.ProtocolError):
+            list(loader)
+        batches = list(loader)
+    for i, b in enumerate(batches):  # it recovers
+        want = typed(1, i)
+        np.testing.assert_array_equal(b.x["paper"], want["x.0"])
+        np.testing.assert_array_equal(b.n_id["author"], want["n_id.1"])
+        cites = ("paper", "cites", "paper")
+        np.testing.assert_array_equal(b.edge_index[cites], want["edge_index.0"])
+        np.testing.assert_array_equal(b.blocks[0][cites].src, want["src.0.0"])
+    assert len(batches) == 5
 
 
 def test_a_slot_twice(fake):
@@ -205,6 +275,40 @@ def test_a_strange_dataset(fake):
         server = fake(type("P", (Strange,), {"strange": strange}))
         with pytest.raises(helios.ProtocolError):
             opened(server)
+
+
+PAPER, AUTHOR = TypedPeer.SCHEMA["node_types"]
+CITES = TypedPeer.SCHEMA["relations"][0]
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {"node_types": None},
+        {"node_types": []},
+        {"node_types": [PAPER]},
+        {"node_types": [PAPER, AUTHOR, AUTHOR]},
+        {"node_types": [PAPER, {"name": "author"}]},
+        {"node_types": [PAPER, {**AUTHOR, "nodes": -1}]},
+        {"node_types": [PAPER, {**AUTHOR, "dim": float("inf")}]},
+        {"node_types": [{**PAPER, "features": "../../etc/passwd"}, AUTHOR]},
+        {"node_types": [{**PAPER, "features": "/etc/passwd"}, AUTHOR]},
+        {"relations": None},
+        {"relations": [CITES, CITES]},
+        {"relations": [{**CITES, "edges": 1 << 63}]},
+        {"relations": [{**CITES, "src": "venue"}]},
+        {"relations": [{**CITES, "indices": None, "indptr": ".."}]},
+        {"target_type": "venue"},
+        {"target_type": 0},
+        {"nodes": float("inf")},
+    ],
+)
+def test_strange_types(fake, strange):
+    class Strange(TypedPeer):
+        SCHEMA = {**TypedPeer.SCHEMA, **strange}
+
+    with pytest.raises(helios.ProtocolError, match="described the dataset"):
+        opened(fake(Strange))
 
 
 def test_a_daemon_that_dies(fake):
