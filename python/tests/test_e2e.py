@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import types
 from pathlib import Path
 
 import numpy as np
@@ -296,8 +295,6 @@ def test_save(site, tmp_path):
     )
     with pytest.raises(helios.HeliosError):
         helios.save(out, x, edges, y, splits, binary=site.binary)
-    with pytest.raises(helios.CapabilityError, match="HeteroData"):
-        helios.save(tmp_path / "h", types.SimpleNamespace(node_types=["a", "b"]))
     prices = rng.random((50, 2), np.float32)
     prices[3, 1] = np.nan
     helios.save(tmp_path / "p", x, edges, prices, splits, target="regression", binary=site.binary)
@@ -340,10 +337,45 @@ def test_labels_and_numbers(site, tmp_path, monkeypatch):
                     assert np.array_equal(rows, all_rows[2:5], equal_nan=True)
 
 
-def test_typed_graph_is_refused(site, tmp_path):
-    site.run("generate", "--kind=typed", "--nodes=1000", f"--out={tmp_path / 't'}")
-    with pytest.raises(helios.CapabilityError, match="typed graph"):
-        helios.open(tmp_path / "t", binary=site.binary)
+def check_types(ds, batch):
+    """Whatever was drawn, rows and edges of every type are those of the folder."""
+    for t in ds.node_types:
+        assert np.array_equal(batch.x[t], np.asarray(ds[t].x)[batch.n_id[t]])
+    assert np.array_equal(
+        batch.y, np.asarray(ds["paper"].y)[batch.n_id["paper"][: batch.num_seeds]]
+    )
+    for e in ds.edge_types:
+        src, dst = batch.edge_index[e]
+        numbers = ds[e].files.edge_numbers(batch.n_id[e[0]][src], batch.n_id[e[2]][dst])
+        assert numbers.min(initial=0) >= 0
+        assert len(np.unique(numbers)) == sum(batch.num_sampled_edges[e])
+    assert len(batch.n_id["author"]) > 0
+
+
+def test_types_and_a_killed_daemon(site, tmp_path, monkeypatch):
+    """Batches of before are as they were, and the next ones are those that were to come."""
+    monkeypatch.setenv("HELIOS_STATE", str(tmp_path / "state"))
+    site.run("generate", "--kind=typed", "--nodes=2000", f"--out={tmp_path / 't'}")
+    for ssds in ((), (f"--proxy={tmp_path / 'a.img'}", "--size=16MiB")):
+        if ssds:
+            site.run("bind-ssds", *ssds)
+            site.run("load", str(tmp_path / "t"))
+        with helios.open(tmp_path / "t", binary=site.binary) as ds:
+            loader = helios.NumpyLoader(ds, [4, 3], batch_size=50)
+            whole = [b.n_id for b in loader]
+            assert len(whole) == len(loader) > 4
+            loader.set_epoch(0)
+            it = iter(loader)
+            kept = [next(it), next(it)]
+            os.kill(ds.session()[0].daemon_pid, signal.SIGKILL)
+            with pytest.raises(helios.DaemonDied, match="signal 9"):
+                list(it)
+            loader.load_state_dict({**loader.state_dict(), "batch": 2})
+            for i, batch in enumerate([*kept, *loader]):
+                check_types(ds, batch)
+                for t in ds.node_types:
+                    assert np.array_equal(batch.n_id[t], whole[i][t])
+            assert i == len(whole) - 1
 
 
 def test_save_takes_what_others_have(site, tmp_path):
