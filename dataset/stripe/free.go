@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"helios/dataset"
@@ -71,6 +72,21 @@ func (t *target) checkFree(ctx context.Context, d *dataset.Dataset, force string
 	return r, err
 }
 
+// same refuses an SSD where somebody has loaded or unloaded since the room was looked for.
+func (r *room) same(ctx context.Context) error {
+	if r.all == nil { // all that is there may go
+		return nil
+	}
+	all, err := r.t.contents(ctx)
+	if err == nil && !slices.EqualFunc(all, r.all, func(a, b held) bool {
+		return a.t.slot == b.t.slot && a.sb == b.sb && (a.err == nil) == (b.err == nil)
+	}) {
+		err = errs.New(errs.Refused,
+			"ssd %s: somebody has loaded or unloaded a dataset there meanwhile; run it again", r.t.name)
+	}
+	return err
+}
+
 // choose gives the dataset a slot. what names something that it must not be loaded over or beside;
 // ours: the superblocks are all Helios's.
 func (r *room) choose(d *dataset.Dataset) (what string, ours bool) {
@@ -80,7 +96,9 @@ func (r *room) choose(d *dataset.Dataset) (what string, ours bool) {
 		h := &r.all[i]
 		used[h.t.slot] = h.err != nil || h.there()
 		switch {
-		case h.err != nil || !h.there():
+		case h.err != nil:
+			r.shared = r.shared || h.t.slot > 0
+		case !h.there():
 		case h.sb.computed() && h.sb.UUID != d.UUID():
 			return fmt.Sprintf("dataset %q, which it computes", h.sb.Name), true
 		case h.sb.UUID == d.UUID():

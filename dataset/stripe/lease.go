@@ -246,14 +246,20 @@ func visited(s *gpuio.SSD) *leased {
 // process writes, or reads of it, is refused.
 func holdToWrite(ctx context.Context, ts []*target, dataset uuid.UUID, note func(string)) (*Lease,
 	error) {
+	return holdEach(ctx, ts, func(int) uuid.UUID { return dataset }, note)
+}
+
+// holdEach is holdToWrite with a dataset for each SSD.
+func holdEach(ctx context.Context, ts []*target, dataset func(i int) uuid.UUID,
+	note func(string)) (*Lease, error) {
 	var out []*leased
-	for _, t := range ts {
+	for i, t := range ts {
 		x := &leased{name: t.name, open: func(context.Context) (*target, error) {
 			open := *t
 			open.dev = staysOpen{t.dev}
 			return &open, nil
 		}}
-		x.mine.Dataset = dataset
+		x.mine.Dataset = dataset(i)
 		if t.ssd != nil {
 			x.ctrl = t.ssd.Ctrl
 		}
@@ -374,7 +380,7 @@ func (x *leased) put(ctx context.Context, t *target) error {
 // alone refuses to go on where another process is alive that disturbs this one, or the other way
 // round.
 func (x *leased) alone(ctx context.Context, t *target, note func(string)) error {
-	r := rivals{x: x, t: t, note: note, began: time.Now(), was: map[uuid.UUID]uint64{}}
+	r := rivals{x: x, t: t, note: note, was: map[uuid.UUID]uint64{}}
 	for first := true; ; first = false {
 		if first && x.mine.Writes != 0 {
 			if err := pause(ctx, leaseSettle); err != nil {
@@ -384,6 +390,9 @@ func (x *leased) alone(ctx context.Context, t *target, note func(string)) error 
 		all, err := t.leases(ctx)
 		if err != nil {
 			return errs.With(errs.Device, err)
+		}
+		if first { // however long it took to get here: nobody has been looked at yet
+			r.began = time.Now()
 		}
 		if o := all[x.slot]; first && x.mine.Writes != 0 && o != nil && o.Owner != x.mine.Owner {
 			return errors.Join(x.put(ctx, t), x.alone(ctx, t, note))

@@ -148,10 +148,15 @@ func load(ctx context.Context, d *dataset.Dataset, ts []*target, o LoadOptions) 
 		}
 	}
 	if o.shared {
-		if w.lease, err = holdToWrite(ctx, w.ts, w.scope(), o.Note); err != nil {
+		if w.lease, err = holdEach(ctx, w.ts, w.scope, o.Note); err != nil {
 			return LoadReport{}, fmt.Errorf("load of %s: %w", d.Dir(), err)
 		}
 		defer func() { err = errors.Join(err, w.lease.Close()) }()
+		for i := range found {
+			if err := found[i].same(ctx); err != nil {
+				return LoadReport{}, fmt.Errorf("load of %s: %w", d.Dir(), err)
+			}
+		}
 	}
 	began, err := w.write(ctx, found, &r)
 	if !began {
@@ -266,12 +271,12 @@ func (w *loader) addStripe(i int, t *target, rt rowtype.Type, r *LoadReport) err
 	return nil
 }
 
-// scope is the dataset that the load writes; uuid.Nil where an SSD is to hold no other.
-func (w *loader) scope() uuid.UUID {
-	if slices.ContainsFunc(w.sb, func(sb Superblock) bool { return !sb.Shared }) {
-		return uuid.Nil
+// scope is the dataset that the load writes to an SSD; uuid.Nil where it is to hold no other.
+func (w *loader) scope(i int) uuid.UUID {
+	if w.sb[i].Shared {
+		return w.d.UUID()
 	}
-	return w.d.UUID()
+	return uuid.Nil
 }
 
 // place puts an SSD's share into the room that other datasets leave, where it was if it can.
@@ -443,6 +448,11 @@ func (w *loader) run(ctx context.Context, old []oldStripe) error {
 		}
 		// Where one of them was being written when the load was cut off, both are well again now.
 		start := time.Now()
+		if w.sb[i].Shared {
+			if err := t.settleOthers(ctx); err != nil {
+				return err
+			}
+		}
 		if t.slot > 0 {
 			if err := t.putShared(ctx, true); err != nil {
 				return err

@@ -232,8 +232,8 @@ func (t *target) settle(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	sb, _, err := c.best()
-	if err != nil || c.err[0] == nil && c.err[1] == nil && c.sb[0] == c.sb[1] {
+	sb, err := c.settled()
+	if err != nil || c.alike() {
 		return err
 	}
 	return t.putSuperblocks(ctx, &sb)

@@ -310,6 +310,22 @@ func (c *copies) loading() (Superblock, error) {
 	return a, nil
 }
 
+// settled is what both superblocks say when a change of one that was cut off is done or undone.
+func (c *copies) settled() (Superblock, error) {
+	sb, _, err := c.best()
+	if err == nil && sb.State == StateLoading {
+		if less, err := c.loading(); err == nil {
+			return less, nil
+		}
+	}
+	return sb, err
+}
+
+// alike reports whether both superblocks are there and say the same.
+func (c *copies) alike() bool {
+	return c.err[0] == nil && c.err[1] == nil && c.sb[0] == c.sb[1]
+}
+
 // holds reports whether all that less counts is counted by m, too, as far as the counts tell.
 func (m Mark) holds(less Mark) bool {
 	if m.Chunks == less.Chunks && m.RowPieces == less.RowPieces {

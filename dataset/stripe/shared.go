@@ -13,6 +13,7 @@ import (
 
 	"helios/gpuio"
 	"helios/internal/errs"
+	"helios/internal/signatures"
 	"helios/internal/units"
 	"helios/nvme"
 )
@@ -90,8 +91,8 @@ func (t *target) contents(ctx context.Context) ([]held, error) {
 		t.dev.ReadAt(ctx, t.inSlot(maxDatasets-1).copyLBA(1), ends[1]) == nil
 	for slot := 1; slot < maxDatasets; slot++ {
 		start := (slot - 1) * superblockBytes
-		if whole && string(ends[0][start:][:8]) != superblockMagic &&
-			string(ends[1][n-start-superblockBytes:][:8]) != superblockMagic {
+		second := signatures.Blank(ends[1][n-start-superblockBytes:][:superblockBytes])
+		if whole && second && signatures.Blank(ends[0][start:][:superblockBytes]) {
 			continue
 		}
 		h, err := read(slot)
@@ -99,7 +100,8 @@ func (t *target) contents(ctx context.Context) ([]held, error) {
 			return nil, err
 		}
 		// One alone that is torn was the first that a load wrote there when it was cut off.
-		if !errors.Is(h.c.err[1], ErrNoSuperblock) || h.err == nil {
+		// Anything else is a dataset that is damaged: its room is not free.
+		if h.err == nil || whole && !second || !errors.Is(h.c.err[1], ErrNoSuperblock) {
 			all = append(all, h)
 		}
 	}
@@ -192,18 +194,24 @@ func (t *target) putShared(ctx context.Context, shared bool) error {
 	if err != nil {
 		return err
 	}
-	sb, _, err := c.best()
-	if err != nil || sb.Shared == shared && c.err[0] == nil && c.err[1] == nil &&
-		c.sb[0] == c.sb[1] {
+	sb, err := c.settled()
+	if err != nil || sb.Shared == shared && c.alike() {
 		return err
-	}
-	if sb.State == StateLoading {
-		if sb, err = c.loading(); err != nil {
-			return err
-		}
 	}
 	sb.Shared = shared
 	return first.putSuperblocks(ctx, &sb)
+}
+
+// settleOthers makes both copies of the other superblocks say the same: what one that is out of
+// date lists may be room that a load takes.
+func (t *target) settleOthers(ctx context.Context) error {
+	all, err := t.contents(ctx)
+	for i := 0; i < len(all) && err == nil; i++ {
+		if h := &all[i]; h.err == nil && h.t.slot != t.slot {
+			err = h.t.settle(ctx)
+		}
+	}
+	return err
 }
 
 // Content is a dataset's stripe on an SSD, and what is lost of its second superblock and of its
@@ -292,7 +300,7 @@ func Unload(ctx context.Context, ssds []*gpuio.SSD, dataset uuid.UUID) (from []s
 			return err
 		}
 		for _, t := range ours {
-			if err := t.unload(ctx); err != nil {
+			if err := t.unload(ctx, dataset); err != nil {
 				return errors.Join(fmt.Errorf("ssd %s: %w", t.name, err), lease.Close())
 			}
 			from = append(from, t.name)
@@ -302,8 +310,8 @@ func Unload(ctx context.Context, ssds []*gpuio.SSD, dataset uuid.UUID) (from []s
 	return from, err
 }
 
-// unload frees the target's slot.
-func (t *target) unload(ctx context.Context) error {
+// unload frees the target's slot, where it holds that dataset still.
+func (t *target) unload(ctx context.Context, dataset uuid.UUID) error {
 	all, err := t.contents(ctx)
 	if err != nil {
 		return err
@@ -314,6 +322,9 @@ func (t *target) unload(ctx context.Context) error {
 		if h.t.slot != t.slot {
 			more = more || h.t.slot > 0 && (h.there() || h.err != nil)
 			continue
+		}
+		if h.err != nil || h.sb.UUID != dataset {
+			return nil // somebody was faster
 		}
 		h.sb.State, h.sb.Mark, h.sb.Pages = StateFree, Mark{}, PageList{}
 		if err := t.putSuperblocks(ctx, &h.sb); err != nil {

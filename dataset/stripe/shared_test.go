@@ -71,7 +71,7 @@ func TestSeveralDatasets(t *testing.T) {
 
 		// The first goes, its pages too; the others stay, and its room is used.
 		for _, x := range targetsOf(s[0], s[1]) {
-			require.NoError(t, x.unload(bg))
+			require.NoError(t, x.unload(bg, a.UUID()))
 		}
 		whole(b, c)
 		_, err = attach(bg, a, targetsOf(s...), AttachOptions{})
@@ -90,7 +90,7 @@ func TestSeveralDatasets(t *testing.T) {
 				require.NoError(t, err)
 				for _, h := range all {
 					if h.there() && h.sb.UUID == d.UUID() {
-						require.NoError(t, h.t.unload(bg))
+						require.NoError(t, h.t.unload(bg, d.UUID()))
 					}
 				}
 			}
@@ -121,7 +121,7 @@ func TestUnloadAndRoom(t *testing.T) {
 	require.Equal(t, errs.Refused, errs.ClassOf(err))
 	require.ErrorContains(t, err, fmt.Sprintf("holds %q (%s, ", a.Meta.Name, a.UUID()))
 	require.ErrorContains(t, err, "KiB are free in one piece, and ")
-	require.NoError(t, targetsOf(s...)[0].unload(bg))
+	require.NoError(t, targetsOf(s...)[0].unload(bg, a.UUID()))
 	_, err = attach(bg, a, targetsOf(s...), AttachOptions{})
 	require.ErrorContains(t, err, "its dataset was unloaded")
 	list, free, err := targetsOf(s...)[0].listed(bg, true)
@@ -160,7 +160,7 @@ func TestPowerCutBesideOthers(t *testing.T) {
 			}
 			for _, h := range all {
 				if h.err == nil && h.sb.UUID == d.UUID() {
-					if err := h.t.unload(bg); err != nil {
+					if err := h.t.unload(bg, d.UUID()); err != nil {
 						return err
 					}
 				}
