@@ -250,3 +250,82 @@ func TestLeasesByDataset(t *testing.T) {
 	require.NoError(t, l.Err())
 	require.NoError(t, l.Close())
 }
+
+// TestDamageBeside damages superblocks of one dataset among three, with pages: each dataset that is
+// found is whole, one good copy is enough, and no load takes the room of what is lost.
+func TestDamageBeside(t *testing.T) {
+	all := []*dataset.Dataset{small(t, 300, 100, 1), small(t, 200, 150, 2), small(t, 400, 40, 3)}
+	more := small(t, 100, 30, 4)
+	rng := rand.New(rand.NewPCG(5, 6))
+	for _, lba := range []int{512, 4096} {
+		good := sims(2, lba)
+		for _, d := range all {
+			must(load(bg, d, targetsOf(good...), LoadOptions{}))
+		}
+		require.NoError(t, putPages(all[1], pages.Spec{ID: packs[0], PageBytes: 4096, Pages: 20},
+			good...))
+		for trial := range 60 {
+			s := clones(good)
+			slot, both := trial%3, trial/3%2 == 1
+			ends := []int{trial / 6 % 2}
+			if both {
+				ends = []int{0, 1}
+			}
+			for _, c := range ends {
+				at := int(targetsOf(s...)[1].inSlot(slot).copyLBA(c))*lba + rng.IntN(superblockBytes)
+				if trial/12%2 == 1 {
+					at = at/superblockBytes*superblockBytes + rng.IntN(8) // in the magic
+				}
+				s[1].durable[at] ^= 1 << rng.IntN(8)
+			}
+			for k, d := range all {
+				_, err := attach(bg, d, targetsOf(s...), AttachOptions{})
+				if err == nil {
+					_, err = verify(bg, d, targetsOf(s...), VerifyOptions{Source: true})
+					require.Equal(t, k == slot, err != nil, "trial %d: %v", trial, err)
+				} else {
+					require.True(t, both && (k == slot || slot == 0), "trial %d: %v", trial, err)
+				}
+			}
+			_, err := verifyEach(bg, targetsOf(s...), VerifyOptions{})
+			require.Equal(t, errs.Device, errs.ClassOf(err), "trial %d: %v", trial, err)
+			if !both {
+				continue
+			}
+			for _, d := range append(all, more) {
+				before := clones(s)
+				_, err = load(bg, d, targetsOf(s...), LoadOptions{})
+				require.Equal(t, errs.Refused, errs.ClassOf(err), "trial %d: %v", trial, err)
+				for i := range s {
+					require.True(t, bytes.Equal(before[i].clone().durable, s[i].clone().durable))
+				}
+				scrap(before...)
+			}
+			scrap(s...)
+		}
+	}
+}
+
+// TestRoomIsLookedAtAgain: room that somebody has taken, or left, since a load looked for it is
+// refused; what was unloaded meanwhile is not unloaded again.
+func TestRoomIsLookedAtAgain(t *testing.T) {
+	a, b, c := small(t, 300, 100, 1), small(t, 200, 150, 2), small(t, 400, 40, 3)
+	s := sims(1, 512)
+	for _, d := range []*dataset.Dataset{a, b, c} {
+		r, err := targetsOf(s...)[0].checkFree(bg, d, "")
+		require.NoError(t, err)
+		require.NoError(t, r.same(bg))
+		must(load(bg, d, targetsOf(s...), LoadOptions{}))
+		require.Equal(t, errs.Refused, errs.ClassOf(r.same(bg)))
+	}
+	r, err := targetsOf(s...)[0].checkFree(bg, c, "")
+	require.NoError(t, err)
+	second := targetsOf(s...)[0].inSlot(1)
+	require.NoError(t, second.unload(bg, c.UUID()))
+	requireWhole(t, b, s...)
+	require.NoError(t, r.same(bg))
+	require.NoError(t, second.unload(bg, b.UUID()))
+	require.Equal(t, errs.Refused, errs.ClassOf(r.same(bg)))
+	requireWhole(t, a, s...)
+	requireWhole(t, c, s...)
+}
