@@ -198,13 +198,7 @@ func (x *stripe) checkPage(ctx context.Context, s pages.Spec, slot, page int64, 
 // of a superblock that such a thing has torn is written anew.
 func RemovePages(ctx context.Context, ssds []*gpuio.SSD, id uuid.UUID) (from []string, err error) {
 	err = withTargets(ctx, ssds, func(ts []*target) error {
-		var ours []*target
-		for _, t := range ts {
-			if all, err := t.contents(ctx); err == nil && all[0].err == nil {
-				ours = append(ours, t)
-			}
-		}
-		lease, err := holdToWrite(ctx, ours, uuid.Nil, nil)
+		lease, err := holdForPack(ctx, ts, id, true)
 		if err != nil {
 			return err
 		}
@@ -212,6 +206,40 @@ func RemovePages(ctx context.Context, ssds []*gpuio.SSD, id uuid.UUID) (from []s
 		return errors.Join(err, lease.Close())
 	})
 	return from, err
+}
+
+// holdForPack is holdEach of SSDs with superblocks, to remove a pack from them. alone: nobody else
+// reads the dataset that it is of.
+func holdForPack(ctx context.Context, ts []*target, id uuid.UUID, alone bool) (*Lease, error) {
+	var held []*target
+	var of []uuid.UUID
+	for _, t := range ts {
+		all, err := t.contents(ctx)
+		if err != nil {
+			return nil, err
+		}
+		there, of1 := false, id // no dataset has that, so only who writes is in the way
+		for i := range all {
+			there = there || all[i].err == nil
+			if alone && all[i].lists(id) {
+				of1 = all[i].sb.UUID
+			}
+		}
+		if there {
+			held, of = append(held, t), append(of, of1)
+		}
+	}
+	return holdEach(ctx, held, func(i int) uuid.UUID { return of[i] }, nil)
+}
+
+// lists reports whether a copy of the superblock has a pack: where a change was cut off, one may.
+func (h *held) lists(id uuid.UUID) bool {
+	for k := range h.c.sb {
+		if h.c.err[k] == nil && h.c.sb[k].Pages.find(id) >= 0 {
+			return true
+		}
+	}
+	return false
 }
 
 func removePages(ctx context.Context, ts []*target, id uuid.UUID) ([]string, error) {
@@ -256,12 +284,7 @@ func (h *held) forget(ctx context.Context, id uuid.UUID) (bool, error) {
 	if h.err != nil || h.sb.State != StateComplete {
 		return false, nil // it holds no dataset, so no pages
 	}
-	// A copy that a change of was cut off may list it still.
-	listed := false
-	for k := range h.c.sb {
-		listed = listed || h.c.err[k] == nil && h.c.sb[k].Pages.find(id) >= 0
-	}
-	if !listed {
+	if !h.lists(id) {
 		return false, h.t.settle(ctx)
 	}
 	if i := h.sb.Pages.find(id); i >= 0 {

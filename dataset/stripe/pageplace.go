@@ -2,6 +2,7 @@ package stripe
 
 import (
 	"context"
+	"errors"
 
 	"github.com/google/uuid"
 
@@ -44,7 +45,12 @@ func (p PagePlace) Open(ctx context.Context, _ string, s pages.Spec) (*pages.Ope
 // Remove is RemovePages, which finds none where they are gone.
 func (p PagePlace) Remove(ctx context.Context, _ string, id uuid.UUID) error {
 	return withTargets(ctx, p.SSDs, func(ts []*target) error {
-		_, _, err := forgetPages(ctx, ts, id)
-		return err
+		// A load of another dataset may write the same superblocks.
+		lease, err := holdForPack(ctx, ts, id, false)
+		if err != nil {
+			return err
+		}
+		_, _, err = forgetPages(ctx, ts, id)
+		return errors.Join(err, lease.Close())
 	})
 }
