@@ -57,7 +57,11 @@ func (s *Spec) missing(c *table.Column, i int) bool {
 	case c.IsMissing(i):
 		return true
 	case c.Kind == table.Text:
-		t := bytes.TrimSpace(c.Text(i))
+		t := c.Text(i)
+		if len(s.NA) == 0 && len(t) > 0 && t[0] > ' ' && t[0] < 0x80 {
+			return false
+		}
+		t = bytes.TrimSpace(t)
 		return len(t) == 0 || len(s.NA) > 0 && slices.Contains(s.NA, text(t))
 	case c.Kind == table.Float:
 		return c.Floats[i] != c.Floats[i]
@@ -72,6 +76,9 @@ var (
 
 // parseNumber reads a decimal number.
 func parseNumber(t []byte) (float64, error) {
+	if x, ok := shortNumber(t); ok {
+		return x, nil
+	}
 	t = bytes.TrimSpace(t)
 	if len(t) == 0 || !(t[len(t)-1] >= '0' && t[len(t)-1] <= '9' || t[len(t)-1] == '.') ||
 		bytes.ContainsAny(t, "xX_") { // infinities, NaN, hexadecimal
@@ -83,6 +90,44 @@ func parseNumber(t []byte) (float64, error) {
 	}
 	return x, nil // too large is an infinity, which no feature may be
 }
+
+// shortNumber reads digits with or without a sign and a point, at most 15 of them: both they and the
+// power of ten are float64s, so that their quotient is the nearest one to the number (Clinger, "How
+// to Read Floating Point Numbers Accurately", PLDI 1990).
+func shortNumber(t []byte) (x float64, ok bool) {
+	minus := len(t) > 0 && t[0] == '-'
+	if minus {
+		t = t[1:]
+	}
+	if len(t) == 0 || len(t) > 16 {
+		return 0, false
+	}
+	n, digits, point := int64(0), 0, -1
+	for i, c := range t {
+		switch {
+		case c-'0' < 10:
+			n = 10*n + int64(c-'0')
+			digits++
+		case c == '.' && point < 0:
+			point = i
+		default:
+			return 0, false
+		}
+	}
+	if digits == 0 || digits > 15 {
+		return 0, false
+	}
+	if x = float64(n); point >= 0 {
+		x /= tens[len(t)-1-point]
+	}
+	if minus {
+		x = -x
+	}
+	return x, true
+}
+
+var tens = [...]float64{1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14,
+	1e15}
 
 // parseBool reads a word for true or false.
 func parseBool(t []byte) (float64, error) {

@@ -68,6 +68,12 @@ func (s *Spec) categorical() bool { return s.is(OneHot, Ordinal) }
 // texts reports whether cells are read as texts, not as numbers.
 func (s *Spec) texts() bool { return s.is(OneHot, Ordinal, Hash, Bag) }
 
+// fixed reports whether no row is needed to know the column, but for the length of its lists.
+func (s *Spec) fixed() bool { return s.is(None, Log, Boolean, Hash, Bag) && s.Missing != Mean }
+
+// Fixed reports whether no row is learned from, where the column's cells are lists or not.
+func (s *Spec) Fixed(list bool) bool { return s.fixed() && (!list || s.Size > 0) }
+
 // maxSize bounds the features of one column.
 const maxSize = 1 << 18
 
@@ -137,7 +143,7 @@ func (s *Spec) checkPolicies(bad func(string, ...any) error) error {
 type Learned struct {
 	Spec
 	Rows  int64  `json:"rows"`            // that were learned from, with a value
-	Stats []Stat `json:"stats,omitempty"` // of each number of a cell
+	Stats []Stat `json:"stats,omitempty"` // of each number of a cell; none where no row is needed
 }
 
 // Stat are the statistics of one number.
@@ -207,7 +213,7 @@ func CheckLearned(all []Learned) error {
 		if err := l.Check(); err != nil {
 			return err
 		}
-		if !l.texts() && len(l.Stats) != l.numbers() {
+		if !l.texts() && len(l.Stats) != l.numbers() && (len(l.Stats) > 0 || !l.fixed()) {
 			return fmt.Errorf("column %s: %d statistics of %d numbers", table.Brief(l.Column), len(l.Stats),
 				l.numbers())
 		}

@@ -257,3 +257,22 @@ func TestMurmur(t *testing.T) {
 		assert.Equal(t, want, int32(murmur3([]byte(text))), text)
 	}
 }
+
+func TestShortNumber(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	taken := 0
+	for range 200_000 {
+		text := strconv.FormatFloat(r.NormFloat64()*math.Pow10(r.IntN(20)-10), 'f', r.IntN(16), 64)
+		want, err := strconv.ParseFloat(text, 64)
+		require.NoError(t, err)
+		if got, ok := shortNumber([]byte(text)); ok {
+			taken++
+			require.Equal(t, math.Float64bits(want), math.Float64bits(got), text)
+		}
+	}
+	require.Greater(t, taken, 50_000)
+	for _, text := range []string{"", "-", ".", "-.", "1.2.3", "1e3", "+1", "1 ", "0x1", "１"} {
+		_, ok := shortNumber([]byte(text))
+		require.False(t, ok, text)
+	}
+}

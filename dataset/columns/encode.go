@@ -165,12 +165,14 @@ func (c *encoding) encodeMissing(out []float32, r *room) error {
 // scale writes numbers as the transform has them.
 func (c *encoding) scale(out []float32, cell []float64) error {
 	for k, x := range cell {
-		switch s := &c.Stats[k]; c.Transform {
+		switch c.Transform {
 		case Standard, Date:
+			s := &c.Stats[k]
 			if x -= s.Mean; s.Std > 0 {
 				x /= s.Std
 			}
 		case MinMax:
+			s := &c.Stats[k]
 			if x -= s.Min; s.Max > s.Min {
 				x /= s.Max - s.Min
 			}

@@ -32,6 +32,7 @@ type fitting struct {
 	cell, m2   []float64 // m2: sums of squared deviations, as Welford has them
 	categories map[string]struct{}
 	bytes      int64 // of the categories
+	list       bool
 	key        []byte
 }
 
@@ -51,7 +52,8 @@ func NewFitter(specs []Spec, memory int64) (*Fitter, error) {
 	return f, nil
 }
 
-// Add learns from the rows of a batch that use names, nil: from all. Others are checked.
+// Add learns from the rows of a batch that use names, nil: from all. Others are checked. A batch
+// without a column teaches nothing of it, which is for Fixed ones.
 func (f *Fitter) Add(b *table.Batch, use []bool) error {
 	var g errgroup.Group
 	g.SetLimit(runtime.GOMAXPROCS(0))
@@ -69,9 +71,13 @@ func (f *Fitter) Add(b *table.Batch, use []bool) error {
 
 func (c *fitting) add(b *table.Batch, use []bool, memory int64) *fault {
 	col, err := find(b, c.Column)
+	if err != nil && c.fixed() {
+		return nil
+	}
 	if err != nil {
 		return &fault{-1, err}
 	}
+	c.list = col.Kind == table.List
 	for i := range b.Rows {
 		used := use == nil || c.All || use[i]
 		switch missing := c.missing(col, i); {
@@ -167,7 +173,7 @@ func (s *Spec) eachText(key *[]byte, c *table.Column, i int, fn func([]byte) err
 func (f *Fitter) Learned() ([]Learned, error) {
 	var all []Learned
 	for _, c := range f.cols {
-		if c.Rows == 0 && !c.is(Hash, Bag) && c.Categories == nil {
+		if c.Rows == 0 && !c.Fixed(c.list) && c.Categories == nil {
 			return nil, errs.New(errs.Usage,
 				"column %s: no row that is learned from has a value; leave the column out, or learn from all rows with {stats-of} all",
 				table.Brief(c.Column))

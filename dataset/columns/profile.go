@@ -17,7 +17,8 @@ type Profile struct {
 	Missing int64
 	// FirstMissing names the first row without a value.
 	FirstMissing string
-	Values       map[string]int64 // by text, up to mostOneHot + 1 of them; nil: of lists
+	// Values are the texts that cells have, up to mostOneHot + 1 of them; nil: of lists.
+	Values map[string]bool
 
 	no    [3]bool // looks that a cell has ruled out
 	time  bool
@@ -39,7 +40,7 @@ func ProfileOf(b *table.Batch, na []string) ([]*Profile, error) {
 	return all, first(b, len(all), func(i int) *Spec { return &specs[i] }, func(i int) *fault {
 		c := &b.Columns[i]
 		specs[i] = Spec{Column: c.Name, NA: na}
-		all[i] = &Profile{Column: c.Name, Values: map[string]int64{}}
+		all[i] = &Profile{Column: c.Name, Values: map[string]bool{}}
 		return all[i].add(&specs[i], b, c)
 	})
 }
@@ -65,9 +66,9 @@ func (p *Profile) Merge(next *Profile) {
 		p.Values = nil
 		return
 	}
-	for t, n := range next.Values {
-		if _, ok := p.Values[t]; ok || len(p.Values) <= mostOneHot {
-			p.Values[t] += n
+	for t := range next.Values {
+		if len(p.Values) <= mostOneHot {
+			p.Values[t] = true
 		}
 	}
 }
@@ -86,12 +87,16 @@ func (p *Profile) add(s *Spec, b *table.Batch, c *table.Column) *fault {
 			p.seeList(c, i)
 			continue
 		}
+		if c.Kind == table.Float || c.Kind == table.Int || c.Kind == table.Uint {
+			p.look(c.Kind, nil) // its texts matter to nobody
+			continue
+		}
 		var err error
 		if key, err = AppendText(key[:0], c, i); err != nil {
 			return &fault{i, err}
 		}
-		if _, ok := p.Values[string(key)]; ok || len(p.Values) <= mostOneHot {
-			p.Values[string(key)]++
+		if len(p.Values) <= mostOneHot && !p.Values[string(key)] {
+			p.Values[string(key)] = true
 		}
 		p.look(c.Kind, key)
 	}

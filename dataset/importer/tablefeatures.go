@@ -79,19 +79,25 @@ func (im *importer) learnColumns(ctx context.Context, t *NodeTable, src *tables.
 	for i := range t.Features {
 		f := &t.Features[i]
 		for _, s := range f.specs(t.NA) {
-			if src.Find(s.Column) < 0 {
+			k := src.Find(s.Column)
+			if k < 0 {
 				_, err := src.Select(s.Column)
 				return nil, f.bad("%w", err)
+			}
+			if specs = append(specs, s); s.Fixed(src.Fields[k].List) {
+				continue
 			}
 			if names = append(names, s.Column); slices.Contains(names[:len(names)-1], s.Column) {
 				names = names[:len(names)-1] // a column may be taken twice
 			}
-			specs = append(specs, s)
 		}
 	}
 	f, err := columns.NewFitter(specs, max(im.o.Memory, leastMemory)/4)
 	if err != nil {
 		return nil, err
+	}
+	if names == nil {
+		return f.Learned()
 	}
 	if src, err = src.Select(names...); err != nil {
 		return nil, err

@@ -166,6 +166,24 @@ func (f *textFile) split(text []byte, cells []cell, room *[]byte) ([]cell, error
 	}
 }
 
+// cut cuts a record without quotes, and leaves the cells behind the last that is wanted empty.
+func (f *textFile) cut(text []byte, cells []cell, last int) []cell {
+	from := 0
+	for i, c := range text {
+		if c != f.sep {
+			continue
+		}
+		cells = append(cells, cell{text[from:i]})
+		if from = i + 1; len(cells) > last {
+			for range bytes.Count(text[from:], []byte{f.sep}) {
+				cells = append(cells, cell{})
+			}
+			return append(cells, cell{})
+		}
+	}
+	return append(cells, cell{text[from:]})
+}
+
 // next returns the index of the next separator, or -1.
 func (f *textFile) next(text []byte) int {
 	if f.sep == Blank {
@@ -383,6 +401,7 @@ func (f *textFile) parse(b *Batch, text []byte, take []int, end bool) error {
 	var cells []cell
 	var room []byte
 	line, valid := b.Line, utf8.Valid(text)
+	anyQuote, last := bytes.IndexByte(text, '"') >= 0, slices.Max(take)
 	for len(text) > 0 {
 		n := bytes.IndexByte(text, '\n')
 		record, rest := text, []byte(nil)
@@ -390,7 +409,8 @@ func (f *textFile) parse(b *Batch, text []byte, take []int, end bool) error {
 			record, rest = text[:n], text[n+1:]
 		}
 		lines := int64(1)
-		if bytes.IndexByte(record, '"') >= 0 {
+		quoted := anyQuote && bytes.IndexByte(record, '"') >= 0
+		if quoted {
 			if n = endOfRecord(text); n < 0 {
 				n = len(text)
 			}
@@ -412,8 +432,12 @@ func (f *textFile) parse(b *Batch, text []byte, take []int, end bool) error {
 			return nil
 		}
 		var err error
-		room = room[:0]
-		if cells, err = f.split(record, cells, &room); err != nil {
+		if room = room[:0]; quoted || f.sep == Blank {
+			cells, err = f.split(record, cells, &room)
+		} else {
+			cells = f.cut(record, cells[:0], last)
+		}
+		if err != nil {
 			return f.bad(line, "%w", err)
 		}
 		if len(cells) != len(f.names) {

@@ -157,3 +157,18 @@ func TestParts(t *testing.T) {
 	_, err = read(t, Options{}, filepath.Join(dir, "q*"))
 	require.ErrorContains(t, err, "no file has such a name")
 }
+
+func TestCutIsSplit(t *testing.T) {
+	f := &textFile{sep: ','}
+	for _, text := range []string{"", ",", "a", "a,b", ",,", "a,,c,", "é,ü,,x"} {
+		want, err := f.split([]byte(text), nil, nil)
+		require.NoError(t, err)
+		for last := range want {
+			got := f.cut([]byte(text), nil, last)
+			require.Len(t, got, len(want), text)
+			for i, c := range want[:last+1] {
+				require.Equal(t, string(c.text), string(got[i].text), text)
+			}
+		}
+	}
+}
