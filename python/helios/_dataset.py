@@ -155,6 +155,8 @@ class NodeType:
     @property
     def x(self) -> Any:
         """Features, [nodes, dim], mapped: rows are read when they are indexed."""
+        if not self.num_features:
+            raise AttributeError("nodes of this type have no x")
         return _tensor(self.files.array("features"))
 
     @property
@@ -347,8 +349,11 @@ class Dataset:
             raise CapabilityError("to_data needs PyG: pip install torch_geometric") from None
         if self.schema is not None:
             data = HeteroData()
-            for t in self.node_types:
-                data[t].x = self[t].x
+            for t, dim in self.schema.dims.items():
+                if dim:
+                    data[t].x = self[t].x
+                else:
+                    data[t].num_nodes = self[t].num_nodes
             for name in ("y", "train_mask", "val_mask", "test_mask"):
                 data[self.schema.target][name] = getattr(self[self.schema.target], name)
             for e in self.edge_types:

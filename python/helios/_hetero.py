@@ -24,7 +24,7 @@ class Schema:
     edge_types: list[EdgeType]
     nodes: dict[str, int]  #: how many of each type
     edges: dict[EdgeType, int]
-    dims: dict[str, int]  #: features of a node of each type
+    dims: dict[str, int]  #: features of a node of each type; 0: the type has none
     target: str  #: the type whose nodes have labels, and that splits are of
     files: dict[Any, dict[str, str]]  #: of each type, by name, in the dataset's folder
 

@@ -286,6 +286,12 @@ class Loader(Generic[Item]):
         schema, kind, count = dataset.schema, None, dataset.num_nodes
         by_type: dict[EdgeType, Sequence[int]] = {}
         if schema is not None:
+            lacks = ", ".join(t for t, dim in schema.dims.items() if not dim)
+            if lacks:
+                raise CapabilityError(
+                    f"nodes of type {lacks} have no features, which batches need: give them some, "
+                    "or train with heliosctl, which learns tables in their place (embed)"
+                )
             num_neighbors, by_type = schema.fanouts(num_neighbors)
             if input_nodes is not None:
                 kind, input_nodes = schema.seeds(input_nodes)

@@ -43,7 +43,7 @@ class FeatureStore(gb.FeatureStore):  # type: ignore[misc]
         schema = self.dataset.schema
         if schema is None:
             return [("node", None, "feat"), ("node", None, "label")]
-        feats: list[Key] = [("node", t, "feat") for t in schema.node_types]
+        feats: list[Key] = [("node", t, "feat") for t, dim in schema.dims.items() if dim]
         return [*feats, ("node", schema.target, "label")]
 
     def _nodes(self, domain: str, type_name: str | None, feature_name: str) -> int:

@@ -60,7 +60,7 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
         schema = self.dataset.schema
         of: Sequence[tuple[str | None, str]] = [(None, "x"), (None, "y")]
         if schema is not None:
-            of = [(t, "x") for t in schema.node_types] + [(schema.target, "y")]
+            of = [(t, "x") for t, dim in schema.dims.items() if dim] + [(schema.target, "y")]
         return [TensorAttr(group_name=t, attr_name=name, index=None) for t, name in of]
 
     def _get_tensor_size(self, attr: Any) -> tuple[int, ...]:

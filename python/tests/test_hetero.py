@@ -506,6 +506,25 @@ def test_rows_of_several_widths(saved):
         assert torch.equal(batch[t].x, data[t].x[batch[t].n_id])
 
 
+def test_types_without_rows(tmp_path, binary, monkeypatch):
+    """The whole graph is as PyG has such types; batches are refused by name."""
+    import helios.pyg
+
+    monkeypatch.setenv("HELIOS_STATE", str(tmp_path / "state"))
+    out = tmp_path / "g"
+    more = ("--kind=typed", "--nodes=1000", "--classes=4", "--without-rows=1", f"--out={out}")
+    helios.run("generate", *more, binary=binary)
+    with helios.open(out, binary=binary) as ds:
+        data = ds.to_data()
+        assert ds.num_node_features == data.num_node_features
+        assert (data["venue"].num_nodes, hasattr(ds["venue"], "x")) == (len(ds["venue"]), False)
+        features, _ = helios.pyg.stores(ds)
+        named = {a.group_name for a in features.get_all_tensor_attrs()}
+        assert named == {"paper", "author", "institution"}
+        with pytest.raises(helios.CapabilityError, match="type venue have no features"):
+            NeighborLoader(ds, [2], "paper")
+
+
 @pytest.mark.parametrize(("kind", "off"), [("float16", 0), ("bfloat16", 1.0), ("int8", 1.5)])
 def test_rows_of_every_type(tmp_path, binary, monkeypatch, kind, off):
     """As the SSDs have them, cut to each type's width; int8 comes as float32."""
