@@ -9,6 +9,7 @@ out=${1:-demo-out}
 hc=$PWD/bin/heliosctl
 marker=.heliosctl-demo
 start=$SECONDS
+trap 'exit 130' INT # what falls back would go on
 if [ ! -x "$hc" ]; then
 	echo "demo: bin/heliosctl is not built; run \"make demo\"" >&2
 	exit 1
@@ -62,8 +63,6 @@ say "a graph"
 if "$hc" import debian --out graph --json >import.jsonl 2>import.err; then
 	source="the Debian package index of this machine"
 else
-	code=$?
-	if [ "$code" -eq 130 ]; then exit 130; fi
 	echo "no Debian package lists to import ($(tail -n 1 import.err)); generating a stochastic block model instead"
 	"$hc" generate --kind sbm --nodes 60000 --avg-degree 10 --classes 16 --dim 128 --seed 1 --out graph
 	source="a generated graph (stochastic block model, 60,000 nodes)"
