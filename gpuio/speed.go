@@ -38,13 +38,14 @@ const (
 	measuredRows   = 4096 // of each SSD
 	measuredPieces = 128  // of each SSD
 	measuredPiece  = 64 << 10
-	measuredLimit  = 5 * time.Second
+	measuredLimit  = 2 * time.Second // of all of it
 )
 
 // MeasureSpeed measures how fast SSDs read the rows of a layout through the async stack, where that
-// decides about commands; else it returns the zero value. It does so for SSDs that are hardware:
-// a controller in software takes a processor's time for each command, so its speed is taken as not
-// known. A read that fails leaves the speed unknown: the run meets the failure again, and names it.
+// decides about commands; else it returns the zero value. It does so for SSDs that are hardware,
+// with nothing before them: a controller in software takes a processor's time for each command, and
+// faults that are injected are the run's own. A read that fails, or reads that take too long, leave
+// the speed unknown: the run meets the failure again, names it, and recovers from it.
 func MeasureSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout,
 	o AsyncOptions) (Speed, error) {
 	if o.CoalesceBytes < 0 || l.ReadBytes() >= maxReach {
@@ -54,11 +55,15 @@ func MeasureSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout,
 		if d.Ctrl == nil {
 			return Speed{}, nil
 		}
-		if _, hardware := nvme.As[nvme.Preparer](d.Ctrl.Bus()); !hardware {
+		if _, hardware := d.Ctrl.Bus().(nvme.Preparer); !hardware {
 			return Speed{}, nil
 		}
 	}
-	s, err := measureSpeed(ctx, dev, ssds, l, o)
+	// Recovery is the run's: here it would cost time, and resets that are counted.
+	o.Retries, o.Timeout = -1, 10*measuredLimit
+	limited, cancel := context.WithTimeout(ctx, measuredLimit)
+	defer cancel()
+	s, err := measureSpeed(limited, dev, ssds, l, o)
 	if err != nil && ctx.Err() == nil {
 		return Speed{}, nil
 	}
@@ -89,8 +94,6 @@ func measureSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout,
 // readSpeed returns how many rows a second a stack reads of n random ones of each SSD.
 func readSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout, o AsyncOptions,
 	n int) (rate float64, err error) {
-	ctx, cancel := context.WithTimeout(ctx, measuredLimit)
-	defer cancel()
 	rd, err := NewAsync(dev, ssds, l, o)
 	if err != nil {
 		return 0, err
@@ -100,11 +103,9 @@ func readSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout, o As
 	places := min(total, measuredPieces*measuredPiece/int(l.RowBytes))
 	list, lerr := dev.Alloc(cuda.MemPinned, int64(total)*12, "gpuio speed")
 	dst, derr := dev.Alloc(cuda.MemDevice, int64(places)*int64(l.RowBytes), "gpuio speed")
-	// After Close no SSD writes to them any more.
+	// After Close, which gives up at once what ctx has ended, no SSD writes to them any more.
 	defer func() {
-		op, cancel := context.WithTimeout(context.WithoutCancel(ctx), measuredLimit)
-		defer cancel()
-		err = errors.Join(err, rd.Close(op))
+		err = errors.Join(err, rd.Close(ctx))
 		for _, b := range []cuda.Buffer{list, dst} {
 			if b != nil {
 				err = errors.Join(err, b.Free())

@@ -3,11 +3,14 @@ package gpuio
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"helios/internal/faultinject"
 	"helios/internal/ssdmodel"
 	"helios/nvme"
+	"helios/nvme/faultbus"
 	"helios/nvme/proxy"
 )
 
@@ -46,12 +49,17 @@ func TestMeasureSpeed(t *testing.T) {
 		require.GreaterOrEqual(t, int(u.reach)*512, c.least)
 		require.LessOrEqual(t, int(u.reach)*512, c.most)
 	}
+	spare, err := faultinject.Parse("error(op=read,sct=2,sc=0x81,times=3)")
+	require.NoError(t, err)
 	asPCI := func(b nvme.Bus) nvme.Bus { return pciBus{b} }
 	for name, c := range map[string]struct {
 		rig      rigOptions
 		coalesce int
 		known    bool
 	}{
+		"faults before it": {rigOptions{wrap: func(b nvme.Bus) nvme.Bus {
+			return faultbus.New(pciBus{b}, spare, faultbus.Options{PollDoorbells: true})
+		}}, 0, false},
 		"a PCI function":          {rigOptions{wrap: asPCI}, 0, true},
 		"no row shares a command": {rigOptions{wrap: asPCI}, -1, false},
 		"software":                {rigOptions{}, 0, false},
@@ -64,4 +72,20 @@ func TestMeasureSpeed(t *testing.T) {
 		require.NoError(t, err, name)
 		require.Equal(t, c.known, s != Speed{}, name)
 	}
+	for f, n := range spare.Counts() {
+		require.Zero(t, n, f)
+	}
+}
+
+// TestMeasureSilentSSD: an SSD that answers no reads costs a bounded time, and no reset.
+func TestMeasureSilentSSD(t *testing.T) {
+	r := speedRig(t, 40e3, 400, rigOptions{faults: "lost(op=read)",
+		wrap: func(b nvme.Bus) nvme.Bus { return pciBus{b} }})
+	began := time.Now()
+	s, err := MeasureSpeed(testCtx(t), r.dev, r.ssds, r.layout,
+		AsyncOptions{Timeout: 100 * time.Millisecond})
+	require.NoError(t, err)
+	require.Zero(t, s)
+	require.Less(t, time.Since(began), 10*time.Second)
+	require.NoError(t, r.ssds[0].Ctrl.Health())
 }
