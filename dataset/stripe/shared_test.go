@@ -272,7 +272,8 @@ func TestDamageBeside(t *testing.T) {
 				ends = []int{0, 1}
 			}
 			for _, c := range ends {
-				at := int(targetsOf(s...)[1].inSlot(slot).copyLBA(c))*lba + rng.IntN(superblockBytes)
+				at := int(targetsOf(s...)[1].inSlot(slot).copyLBA(c)) * lba
+				at += rng.IntN(superblockBytes)
 				if trial/12%2 == 1 {
 					at = at/superblockBytes*superblockBytes + rng.IntN(8) // in the magic
 				}
