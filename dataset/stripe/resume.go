@@ -310,7 +310,8 @@ func (c *copies) loading() (Superblock, error) {
 	return a, nil
 }
 
-// settled is what both superblocks say when a change of one that was cut off is done or undone.
+// settled returns the superblock that both copies have when a change that was cut off is done or
+// undone.
 func (c *copies) settled() (Superblock, error) {
 	sb, _, err := c.best()
 	if err == nil && sb.State == StateLoading {

@@ -272,12 +272,12 @@ func TestDamageBeside(t *testing.T) {
 				ends = []int{0, 1}
 			}
 			for _, c := range ends {
-				at := int(targetsOf(s...)[1].inSlot(slot).copyLBA(c)) * lba
-				at += rng.IntN(superblockBytes)
+				place := int(targetsOf(s...)[1].inSlot(slot).copyLBA(c)) * lba
+				place += rng.IntN(superblockBytes)
 				if trial/12%2 == 1 {
-					at = at/superblockBytes*superblockBytes + rng.IntN(8) // in the magic
+					place = place/superblockBytes*superblockBytes + rng.IntN(8) // in the magic
 				}
-				s[1].durable[at] ^= 1 << rng.IntN(8)
+				s[1].durable[place] ^= 1 << rng.IntN(8)
 			}
 			for k, d := range all {
 				_, err := attach(bg, d, targetsOf(s...), AttachOptions{})
