@@ -42,7 +42,7 @@ func (c *ModelConfig) equalWidths(what any) error {
 	for _, t := range c.Schema.Types {
 		if t.Dim != c.InDim {
 			return errs.New(errs.Capability,
-				"%v has one matrix for all types, and rows of type %s have %d features of %d",
+				"%v has one matrix for all types, and rows of type %s have %d features of %d; use a model with one for each type, or {embed} as wide as rows",
 				what, t.Name, t.Dim, c.InDim)
 		}
 	}

@@ -126,21 +126,16 @@ func (n *network) resolveTables() error {
 	return c.tablesFit(floats)
 }
 
-// CheckTables refuses a schema with types without rows that have no table, and tables of others.
-func (c *ModelConfig) CheckTables() error {
-	if c.Featureless {
-		return nil
-	}
-	_, err := c.tableDims()
-	return err
-}
+// CheckTables refuses a schema with types without rows that have no table, tables of others, and
+// those above EmbedMemory.
+func (c *ModelConfig) CheckTables() error { return (&network{cfg: *c}).resolveTables() }
 
 // tablesFit refuses tables above EmbedMemory.
 func (c *ModelConfig) tablesFit(floats int64) error {
 	const each = 16 // value, gradient, Adam's two moments
 	if limit := c.EmbedMemory; limit > 0 && floats > limit/each {
 		return errs.New(errs.Capability,
-			"learned tables take %s with gradients and Adam's moments, {embed-memory} allows %s; lower {embed}, or give more of the device's memory",
+			"learned tables take %s with gradients and Adam's moments, {embed-memory} allows %s; raise it, or give nodes narrower rows",
 			units.FormatBytes(floats*each), units.FormatBytes(limit))
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -88,6 +89,7 @@ func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 	cfg.Batch = cmp.Or(asked.Batch, cfg.Batch)
 	cfg.Sampler = cmp.Or(asked.Sampler, cfg.Sampler)
 	cfg.SeedZero = cfg.Seed == 0
+	cfg.EmbedMemory = math.MaxInt64 // train has bounded them
 	cfg.CheckpointDir, cfg.Resume, cfg.CheckpointEvery = "", false, 0
 	cfg.Unpacked = true // its mini-batches are its own
 	if cfg, err = settled(ctx, cfg, in, obs); err != nil {

@@ -253,10 +253,13 @@ func TestTypedRefused(t *testing.T) {
 		"option sampler ladies does not draw": func(c *plan.Config) { c.Sampler = graph.Ladies },
 		"option sampler labor does not draw":  func(c *plan.Config) { c.Sampler = graph.Labor },
 		"the nodes have rows; leave it out":   func(c *plan.Config) { c.Embed = "64" },
-		"is no relation \"quotes\"":           func(c *plan.Config) { c.RelationFanouts = "quotes=1,1" },
-		"give NAME=F1,F2 with a fanout":       func(c *plan.Config) { c.RelationFanouts = "cites=1" },
-		"\"cites\" is there twice":            func(c *plan.Config) { c.RelationFanouts = "cites=1,1;cites=2,2" },
-		"\"cites\": give NAME=F1,F2 with":     func(c *plan.Config) { c.RelationFanouts = "cites" },
+		"and Adam's moments, option embed-memory allows 1 MiB": func(c *plan.Config) {
+			c.Model, c.Featureless, c.EmbedMemory = "rgcn", true, 1<<20
+		},
+		"is no relation \"quotes\"":       func(c *plan.Config) { c.RelationFanouts = "quotes=1,1" },
+		"give NAME=F1,F2 with a fanout":   func(c *plan.Config) { c.RelationFanouts = "cites=1" },
+		"\"cites\" is there twice":        func(c *plan.Config) { c.RelationFanouts = "cites=1,1;cites=2,2" },
+		"\"cites\": give NAME=F1,F2 with": func(c *plan.Config) { c.RelationFanouts = "cites" },
 	} {
 		cfg := typedConfig("rsage")
 		set(&cfg)

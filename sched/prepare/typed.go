@@ -62,7 +62,7 @@ func CheckTypes(c *plan.Config, m *dataset.Meta) error {
 			t.Name, m.Name, t.Target)
 	}
 	model := c.ModelConfig()
-	model.Schema = schema
+	model.Schema, model.Classes = schema, m.Classes
 	if err := model.CheckTables(); err != nil {
 		return fmt.Errorf("dataset %s: %w", m.Name, err)
 	}
