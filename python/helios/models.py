@@ -24,6 +24,7 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "elu": nn.ELU,
     "gelu": lambda: nn.GELU(approximate="tanh"),
+    "leaky": nn.LeakyReLU,
 }
 
 
@@ -58,10 +59,22 @@ class Network(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.config = config
         self.kind = str(config.get("model", "sage"))
+        if self.kind in ("rsage", "rgcn", "rgat"):
+            raise CapabilityError(
+                f"model {self.kind} is of typed graphs, which load_pyg and load_dgl do not make; "
+                "its parameters are in the checkpoint, a safetensors file"
+            )
+        if config.get("head", "none") != "none":
+            raise CapabilityError(
+                f"load_pyg and load_dgl make no models with head {config['head']}; "
+                "the parameters are in the checkpoint, a safetensors file"
+            )
         self.loops_remain = config.get("self-loops", "always") == "remaining"
         self.depth = len(config["fanout"])
         hidden = int(config["hidden"])
         widths = [int(config["in_dim"]), *[hidden] * (self.depth - 1), int(config["classes"])]
+        linear = bool(config.get("residual-linear", False))
+        self.residual = linear or bool(config.get("residual", False))
         self.convs, self.norms, self.skips = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         for i in range(self.depth):
             last, (wide, out) = i == self.depth - 1, widths[i : i + 2]
@@ -74,8 +87,8 @@ class Network(nn.Module):  # type: ignore[misc]
                 if norm == "layer"
                 else nn.Identity()
             )
-            residual = config.get("residual", False) and wide != out
-            self.skips.append(nn.Linear(wide, out, bias=False) if residual else nn.Identity())
+            matrix = linear or self.residual and wide != out
+            self.skips.append(nn.Linear(wide, out, bias=linear) if matrix else nn.Identity())
         self.act = _ACTIVATIONS[config.get("activation", "relu")]()
         self.drop_input = nn.Dropout(config.get("feature-dropout", 0))
         self.drop = nn.Dropout(config.get("dropout", 0))
@@ -104,7 +117,7 @@ class Network(nn.Module):  # type: ignore[misc]
         x = self.drop_input(x)
         for i in range(self.depth):
             sums = self.layer(i, graph, x)
-            if self.config.get("residual", False):
+            if self.residual:
                 sums = sums + self.skips[i](x)
             if i == self.depth - 1:
                 return self.in_unit(sums)
@@ -122,8 +135,11 @@ class Network(nn.Module):  # type: ignore[misc]
         named: Named = {}
         for i in range(self.depth):
             layer = self.tensors(i)
-            if isinstance(self.skips[i], nn.Linear):
-                layer["residual.weight"] = self.skips[i].weight.T
+            skip = self.skips[i]
+            if isinstance(skip, nn.Linear):
+                layer["residual.weight"] = skip.weight.T
+                if skip.bias is not None:
+                    layer["residual.bias"] = skip.bias[None]
             norm = self.norms[i]
             if not isinstance(norm, nn.Identity):
                 layer["norm.gamma"], layer["norm.beta"] = norm.weight[None], norm.bias[None]

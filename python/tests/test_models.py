@@ -105,6 +105,19 @@ def check(site, library, name, layers=2, **options):
 
 
 @pytest.mark.parametrize("library", ["pyg", "dgl"])
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [({"model": "rgat"}, "model rgat is of typed graphs"), ({"head": "mlp"}, "head mlp")],
+)
+def test_refused_by_name(library, settings, why):
+    pytest.importorskip({"pyg": "torch_geometric", "dgl": "dgl"}[library])
+    from helios import models
+
+    with pytest.raises(helios.CapabilityError, match=why):
+        getattr(models, library)(settings, {})
+
+
+@pytest.mark.parametrize("library", ["pyg", "dgl"])
 def test_numbers_in_unit(site, tmp_path, monkeypatch, library):
     monkeypatch.setenv("HELIOS_STATE", str(tmp_path / "state"))
     other = copy.copy(site)
@@ -137,6 +150,8 @@ def test_equal_predictions(site, library, kind, norm, activation, residual):
         (2, {"model": "gcn", "self_loops": "always"}),
         (2, {"model": "gin", "learn_eps": True}),
         (1, {"model": "sage"}),
+        (2, {"model": "sage", "activation": "leaky", "residual_linear": True}),
+        (2, {"model": "gat", "residual_linear": True, "norm": "layer"}),
         (2, {"model": "sage", "dropout": 0.4, "feature_dropout": 0.2}),
     ],
 )
