@@ -522,7 +522,25 @@ func (d *Dataset) TaskSplit(task int, name string) ([]int64, error) {
 			return nil, BadID(d.Path(file), int64(i), x, nodes)
 		}
 	}
+	if x, twice := repeated(v); twice && !d.Meta.Homogeneous() {
+		return nil, errs.New(errs.Usage,
+			"%s has node %d twice, and learned tables take each node once; import the dataset anew, with each node once in a split",
+			d.Path(file), x)
+	}
 	return v, nil
+}
+
+// repeated returns a number that is in v twice.
+func repeated(v []int64) (x int64, twice bool) {
+	if !slices.IsSorted(v) {
+		v = slices.Sorted(slices.Values(v))
+	}
+	for i := 1; i < len(v); i++ {
+		if v[i] == v[i-1] {
+			return v[i], true
+		}
+	}
+	return 0, false
 }
 
 // Names are the nodes' names, or nil when the dataset has none: those of the first task's type.

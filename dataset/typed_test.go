@@ -281,6 +281,20 @@ func useTyped(dir string) error {
 	return errors.Join(err, d.ReadRows(0, make([]byte, d.Meta.Rows()*int64(d.Meta.RowBytes()))))
 }
 
+// A split of a typed dataset has a node once: a learned table takes one gradient for it.
+func TestTypedSplitHasNodesOnce(t *testing.T) {
+	dir := typedDataset(t)
+	datasettest.Unseal(t, dir)
+	file := filepath.Join(dir, "tasks", "000", "train.npy")
+	data, err := os.ReadFile(file)
+	require.NoError(t, err)
+	copy(data[len(data)-8:], data[len(data)-16:])
+	require.NoError(t, os.WriteFile(file, data, 0o600))
+	_, err = datasettest.Open(t, dir).Split("train")
+	require.ErrorContains(t, err, "train.npy has node")
+	require.Equal(t, errs.Usage, errs.ClassOf(err))
+}
+
 // TestTypedByteTrials damages each file of a typed dataset in each way: a reader of all of it is
 // told, and so is VerifyFiles.
 func TestTypedByteTrials(t *testing.T) {
