@@ -129,7 +129,7 @@ func (g gat) Backward(c *ModelConfig, l int, b BlockShape) []Work {
 		gatherWork(2*b.Edges, 2*b.Dst, wide),
 		bytesWork(4 * heads * (6*b.Edges + 6*b.Dst)),
 	}
-	w = append(append(w, transposeWork(BlockShape{b.Edges, b.Src, b.Edges})...),
+	w = append(append(w, transposeWork(BlockShape{Dst: b.Edges, Src: b.Src, Edges: b.Edges})...),
 		bytesWork(4*heads*(b.Edges+b.Src)), gatherWork(b.Edges, 2*b.Src, wide),
 		bytesWork(4*(b.Src+b.Dst)*wide),
 		productWork(c.width(l), wide, b.Src, 1))

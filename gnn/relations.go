@@ -261,3 +261,50 @@ func (c *ModelConfig) guessTypes(mb *graph.MiniBatch, hopEnd []int64) {
 		}
 	}
 }
+
+// relationsForward is the work of a layer of means by relation: one aggregation, a product with the
+// nodes' own rows, and for each relation a product and its addition.
+func (c *ModelConfig) relationsForward(l int, b BlockShape) []Work {
+	if b.Relations == nil {
+		return sage{}.Forward(c, l, b)
+	}
+	in, out, lists := c.width(l), c.width(l+1), int64(0)
+	var products []Work
+	if c.rooted() {
+		products = append(products, productWork(b.Dst, out, in, 1))
+	}
+	for r, x := range b.Relations {
+		if lists += x.Dst; x.Dst > 0 {
+			products = append(products, productWork(x.Dst, out,
+				c.typeWidth(l, c.Schema.Relations[r].Src), 1), bytesWork(3*4*x.Dst*out))
+		}
+	}
+	return append([]Work{gatherWork(b.Edges, lists, in)}, products...)
+}
+
+// relationsBackward is relationsForward for the gradients.
+func (c *ModelConfig) relationsBackward(l int, b BlockShape) (w []Work) {
+	if b.Relations == nil {
+		return sage{}.Backward(c, l, b)
+	}
+	in, out := c.width(l), c.width(l+1)
+	product := func(rows, in int64) {
+		w = append(w, productWork(in, out, rows, 1))
+		if l > 0 {
+			w = append(w, productWork(rows, in, out, 1))
+		}
+	}
+	if c.rooted() {
+		product(b.Dst, in)
+	}
+	for r, x := range b.Relations {
+		if x.Dst > 0 {
+			product(x.Dst, c.typeWidth(l, c.Schema.Relations[r].Src))
+			w = append(w, bytesWork(4*x.Dst*out))
+		}
+	}
+	if l > 0 {
+		w = append(append(w, transposeWork(b)...), gatherWork(b.Edges, 2*b.Src, in))
+	}
+	return w
+}

@@ -63,9 +63,32 @@ func (m rgat) Floats(c *ModelConfig, l int) (n int64) {
 	return n
 }
 
-func (rgat) Forward(c *ModelConfig, l int, b BlockShape) []Work { return gat{}.Forward(c, l, b) }
-func (rgat) Backward(c *ModelConfig, l int, b BlockShape) []Work {
-	return append(gat{}.Forward(c, l, b), gat{}.Backward(c, l, b)...)
+func (m rgat) Forward(c *ModelConfig, l int, b BlockShape) (w []Work) {
+	for _, x := range m.shapes(b) {
+		w = append(w, gat{}.Forward(c, l, x)...)
+	}
+	return w
+}
+
+// Backward has the forward pass of each relation before its own.
+func (m rgat) Backward(c *ModelConfig, l int, b BlockShape) (w []Work) {
+	for _, x := range m.shapes(b) {
+		w = append(append(w, gat{}.Forward(c, l, x)...), gat{}.Backward(c, l, x)...)
+	}
+	return w
+}
+
+// shapes are the relations' blocks, in which destinations are rows of their own beside the sources.
+func (rgat) shapes(b BlockShape) (list []BlockShape) {
+	if b.Relations == nil {
+		return []BlockShape{b}
+	}
+	for _, x := range b.Relations {
+		if x.Dst > 0 {
+			list = append(list, BlockShape{Dst: x.Dst, Src: x.Dst + x.Src, Edges: x.Edges})
+		}
+	}
+	return list
 }
 
 func (rgat) kernels(gpu bool) []string {

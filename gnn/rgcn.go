@@ -46,9 +46,19 @@ func (rgcn) Floats(c *ModelConfig, l int) int64 {
 	return in*out*(r+1) + out
 }
 
-func (rgcn) Forward(c *ModelConfig, l int, b BlockShape) []Work { return sage{}.Forward(c, l, b) }
+func (rgcn) Forward(c *ModelConfig, l int, b BlockShape) []Work {
+	return append(c.basesWork(l, b), c.relationsForward(l, b)...)
+}
 func (rgcn) Backward(c *ModelConfig, l int, b BlockShape) []Work {
-	return sage{}.Backward(c, l, b)
+	return append(c.relationsBackward(l, b), c.basesWork(l, b)...)
+}
+
+// basesWork is that of the relations' matrices as sums of the bases, or of the gradients of both.
+func (c *ModelConfig) basesWork(l int, b BlockShape) []Work {
+	if c.Bases == 0 || b.Relations == nil {
+		return nil
+	}
+	return []Work{productWork(int64(len(b.Relations)), c.width(l)*c.width(l+1), int64(c.Bases), 1)}
 }
 
 func (rgcn) kernels(gpu bool) []string {

@@ -71,9 +71,11 @@ func (rsage) Floats(c *ModelConfig, l int) (n int64) {
 	return n
 }
 
-func (rsage) Forward(c *ModelConfig, l int, b BlockShape) []Work { return sage{}.Forward(c, l, b) }
+func (rsage) Forward(c *ModelConfig, l int, b BlockShape) []Work {
+	return c.relationsForward(l, b)
+}
 func (rsage) Backward(c *ModelConfig, l int, b BlockShape) []Work {
-	return sage{}.Backward(c, l, b)
+	return c.relationsBackward(l, b)
 }
 
 func (rsage) kernels(gpu bool) []string { return relationKernels(gpu) }

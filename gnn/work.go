@@ -1,7 +1,11 @@
 package gnn
 
-// BlockShape is the size of a sampled block: destinations, sources and edges.
-type BlockShape struct{ Dst, Src, Edges int64 }
+// BlockShape is the size of a sampled block: destinations, sources and edges. In a typed graph
+// Relations has those of each relation; a type's nodes are sources of all relations from it.
+type BlockShape struct {
+	Dst, Src, Edges int64
+	Relations       []BlockShape
+}
 
 // WorkKind is the resource that bounds a kernel.
 type WorkKind int

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -17,6 +18,7 @@ import (
 	"helios/internal/units"
 	"helios/sched/plan"
 	"helios/sched/planner"
+	"helios/sched/prepare"
 	"helios/sched/tiers"
 )
 
@@ -69,7 +71,7 @@ func (a *planArgs) SetOption(name, text string) (done bool, err error) {
 }
 
 // planned are the options of a run that mean something in a plan.
-var planned = []string{"model", "fanout", "batch-size", "shards", "hidden", "heads", "heads-out",
+var planned = []string{"model", "fanout", "relation-fanout", "root", "bases", "batch-size", "shards", "hidden", "heads", "heads-out",
 	"epochs", "seed", "sampler", "batch-dependency", "sample-epochs", "refresh", "refresh-every",
 	"mode", "io-stack", "pipeline", "io-blocks", "depth", "prefetch-depth", "coalesce",
 	"sm-budget",
@@ -139,6 +141,17 @@ func (a *planArgs) describe(e *env, o *planner.Options) (err error) {
 	}
 	if n, m, ok := o.Popularity.Totals(); ok && !known {
 		g.Name, g.Nodes, g.Edges = a.degrees, n, m
+	}
+	if len(g.Types) > 0 {
+		if f := e.given(&a.nodes, &a.edges, &a.degrees); f != "" {
+			return errs.New(errs.Usage, "%v: graph %s has counts by type and relation; leave it out",
+				errs.Key(f), g.Name)
+		}
+		if a.cfg.RowType == "" {
+			if o.RowType, err = rowtype.Parse(cmp.Or(g.RowType, "float32")); err != nil {
+				return err
+			}
+		}
 	}
 	g.Name = cmp.Or(g.Name, "given")
 	g.Nodes, g.Edges = cmp.Or(a.nodes, g.Nodes), cmp.Or(a.edges, g.Edges)
@@ -225,7 +238,7 @@ func (a *planArgs) open(e *env, o *planner.Options) (closes func() error, err er
 	o.Graph = planner.Graph{Name: m.Name, Nodes: m.Nodes, Edges: m.Edges, Dim: m.Dim,
 		Classes: max(m.Classes, 1), Train: 1, Source: a.dataset}
 	if train, err := s.Dataset.Split("train"); err == nil && m.Nodes > 0 && len(train) > 0 {
-		o.Graph.Train = float64(len(train)) / float64(m.Nodes)
+		o.Graph.Train = float64(len(train)) / float64(prepare.TargetNodes(&m))
 	}
 	if a.cfg.RowType == "" {
 		o.RowType = m.RowType()
@@ -371,6 +384,16 @@ func showPlan(e *env, r *planResult) {
 		{"disk", bytesText(r.Disk)}, {"GPU memory", bytesText(r.GPUMemory)},
 		{"CPU memory", bytesText(r.CPUMemory)},
 	}
+	for _, t := range r.Types {
+		rows = append(rows, []string{"type " + t.Name, fmt.Sprintf(
+			"%s nodes; rows %s, of them in the GPU %s, in CPU memory %s; offsets %s, ids %s; %s in a mini-batch",
+			units.FormatCount(float64(t.Nodes)), b(t.Rows), b(t.GPUCache), b(t.CPUCache),
+			b(t.Offsets), b(t.IDs), byHop(t.NodesByHop))})
+	}
+	for _, x := range r.Relations {
+		rows = append(rows, []string{"relation", fmt.Sprintf("%s: %s edges; %s in a mini-batch",
+			x.Name, units.FormatCount(float64(x.Edges)), byHop(x.EdgesByHop))})
+	}
 	if m := r.Mega; m != nil && m.CutSource != "" {
 		rows = append(rows, []string{"parts", fmt.Sprintf(
 			"%d of equal size; %.3g%% of the edges lead from part to part (%s), %.3g%% are in a mega-batch",
@@ -391,6 +414,15 @@ func showPlan(e *env, r *planResult) {
 	if r.Halving != nil {
 		showHalving(e, r)
 	}
+}
+
+// byHop lists means by hop.
+func byHop(list []float64) string {
+	parts := make([]string, len(list))
+	for i, n := range list {
+		parts[i] = units.FormatCount(math.Round(n))
+	}
+	return strings.Join(parts, ", ")
 }
 
 func skewFrom(g planner.Graph) string {

@@ -32,7 +32,7 @@ func TestDirectoryTime(t *testing.T) {
 					w := NewKernels(&g.Ops,
 						plan.Config{ModelSettings: gnn.ModelSettings{Model: "sage"},
 							Fanouts: []int{1}}, 128,
-						rowtype.Float32, 2, false)
+						rowtype.Float32, 2, false, nil)
 					w.Directory = &cache.GPUSets{Policy: rule, Sets: 312_500, SSDs: 12,
 						Window: window, SMs: int64(g.SMs.Int())}
 					part := &Part{Count: rows, Lines: rows, Missed: rows * 9 / 10}

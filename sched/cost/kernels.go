@@ -46,7 +46,16 @@ type Change struct{ ToGPU, ToCPU, Demoted int64 }
 
 // Block is a hop. listed is how many in-neighbours its destinations have: layer-wise sampling reads
 // them all.
-type Block struct{ dst, src, edges, listed int64 }
+type Block struct {
+	dst, src, edges, listed int64
+	relations               []gnn.BlockShape // of a typed graph
+}
+
+// Typed has what the work of a typed graph's mini-batches needs beside their shapes.
+type Typed struct {
+	Schema  *graph.Schema
+	Fanouts [][]int // by relation and hop
+}
 
 // Part is a part of a frontier, looked up in the real caches.
 type Part struct {
@@ -81,6 +90,41 @@ func MadeUp(hopEnd, edges []int64) Shape {
 	}
 	return s
 }
+
+// SplitRelations gives the hops of a typed graph's mini-batch what each relation has in them.
+func (s *Shape) SplitRelations(hops [][]gnn.BlockShape) {
+	for h, list := range hops {
+		b := &s.Blocks[h]
+		b.relations, b.edges = list, 0
+		for _, x := range list {
+			b.edges += x.Edges
+		}
+	}
+}
+
+// RelationsOf is what each relation has in the hops of a sampled mini-batch.
+func RelationsOf(mb *graph.MiniBatch, schema *graph.Schema) (hops [][]gnn.BlockShape) {
+	nodes := make([]int64, len(schema.Types)) // so far
+	count := func(h int) {
+		for t := range nodes {
+			lo, hi := mb.TypeRange(h, t)
+			nodes[t] += hi - lo
+		}
+	}
+	count(0)
+	for h := range mb.Blocks {
+		count(h + 1)
+		list := make([]gnn.BlockShape, len(schema.Relations))
+		for r, x := range mb.Blocks[h].Lists {
+			list[r] = gnn.BlockShape{Dst: x.N, Src: nodes[schema.Relations[r].Src], Edges: x.Edges}
+		}
+		hops = append(hops, list)
+	}
+	return hops
+}
+
+// Relations is what each relation has in hop h; nil: the graph has no types.
+func (s *Shape) Relations(h int) []gnn.BlockShape { return s.Blocks[h].relations }
 
 // SavedBytes is about the size of a sample in a superbatch's files: two bytes a row as differences,
 // an offset for each destination, and a number of four bytes an edge.
@@ -117,6 +161,7 @@ func (s *Shape) CountLists(indptr, nodes []int64) {
 type Kernels struct {
 	ops        *hardware.Ops
 	fanouts    []int
+	typed      *Typed
 	idBytes    int64 // of a neighbour in the topology
 	arch       gnn.Arch
 	shape      gnn.ModelConfig
@@ -134,10 +179,10 @@ type Kernels struct {
 const sector = 32
 
 // NewKernels settles what all batches of a run share: its model, the rows' type and the width of a
-// neighbour's number.
+// neighbour's number. typed is nil where the graph has no types.
 func NewKernels(ops *hardware.Ops, cfg plan.Config, dim int, t rowtype.Type, classes int,
-	wideIDs bool) *Kernels {
-	w := &Kernels{ops: ops, fanouts: cfg.Fanouts, idBytes: 4, arch: cfg.Arch(),
+	wideIDs bool, typed *Typed) *Kernels {
+	w := &Kernels{ops: ops, fanouts: cfg.Fanouts, typed: typed, idBytes: 4, arch: cfg.Arch(),
 		wholeLists: cfg.Method().WholeLists, rowBytes: int64(t.RowBytes(dim)),
 		widen: t != rowtype.Float32, scaled: t.Scaled()}
 	if wideIDs {
@@ -145,6 +190,9 @@ func NewKernels(ops *hardware.Ops, cfg plan.Config, dim int, t rowtype.Type, cla
 	}
 	w.shape = cfg.ModelConfig()
 	w.shape.InDim, w.shape.Classes = dim, classes
+	if typed != nil {
+		w.shape.Schema = typed.Schema
+	}
 	for l := range cfg.Fanouts {
 		w.params += w.shape.LayerFloats(l)
 	}
@@ -155,11 +203,26 @@ func NewKernels(ops *hardware.Ops, cfg plan.Config, dim int, t rowtype.Type, cla
 func (w *Kernels) Begin(s *Shape) []Kernel { return []Kernel{{UVA: s.Seeds * 8}} }
 
 // Hop samples hop h. The topology is in the CPU's memory: two offsets of each destination, and of
-// its neighbours those that were drawn, which lie anywhere in its list, or the whole list.
-func (w *Kernels) Hop(s *Shape, h int) []Kernel {
+// its neighbours those that were drawn, which lie anywhere in its list, or the whole list. In a
+// typed graph relations come one after the other.
+func (w *Kernels) Hop(s *Shape, h int) (k []Kernel) {
 	b := s.Blocks[h]
+	if b.relations == nil {
+		return w.hop(b, w.fanouts[h])
+	}
+	for r, x := range b.relations {
+		if x.Dst > 0 {
+			k = append(k, w.hop(Block{dst: x.Dst, src: x.Src, edges: x.Edges},
+				w.typed.Fanouts[r][h])...)
+		}
+	}
+	return k
+}
+
+// hop samples a block.
+func (w *Kernels) hop(b Block, fanout int) []Kernel {
 	offsets, ids := b.dst*sector, b.edges*sector
-	if w.fanouts[h] < 0 {
+	if fanout < 0 {
 		ids = b.edges * w.idBytes
 	}
 	items := b.edges
@@ -300,7 +363,7 @@ func (w *Kernels) Model(s *Shape, train bool) []Kernel {
 	add := func(k ...Kernel) { out = append(out, k...) }
 	block := func(l int) gnn.BlockShape {
 		b := s.Blocks[L-1-l]
-		return gnn.BlockShape{Dst: b.dst, Src: b.src, Edges: b.edges}
+		return gnn.BlockShape{Dst: b.dst, Src: b.src, Edges: b.edges, Relations: b.relations}
 	}
 	if w.widen { // convert_rows
 		each := w.rowBytes + 4*int64(w.shape.InDim)

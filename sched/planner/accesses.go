@@ -39,6 +39,11 @@ type Accesses struct {
 	row func(rank int64) int64
 	// Popularity is the settled distribution of draws; nil: nothing is drawn.
 	Popularity *Popularity
+	// Of a typed graph: its schema and fanouts, the edges of its relations, and the type of a rank
+	// with the end of the ranks behind it that are of the same (nil: row says).
+	typed         *cost.Typed
+	relationEdges []int64
+	runOf         func(rank int64) (t int, to int64)
 }
 
 // Get is batch i; those after the last that can be had begin anew.
@@ -233,6 +238,20 @@ func fromDataset(ctx context.Context, c plan.Config, hotness string, in prepare.
 			"dataset %s has %d rows, and at most 2^32 can be sampled for a plan; plan by a skew",
 			in.Dataset.Meta.Name, s.Rows)
 	}
+	if schema := prepare.SchemaOf(&in.Dataset.Meta); schema != nil {
+		if schema.Rows() < schema.First(len(schema.Types)) {
+			return nil, errs.New(errs.Capability,
+				"dataset %s has types without rows, whose learned tables no plan knows; plan for rows (import's {fill})",
+				in.Dataset.Meta.Name)
+		}
+		a.typed = &cost.Typed{Schema: schema}
+		if a.typed.Fanouts, err = fanoutsOf(&c, schema); err != nil {
+			return nil, err
+		}
+		for _, r := range in.Dataset.Meta.Relations {
+			a.relationEdges = append(a.relationEdges, r.Edges)
+		}
+	}
 	train, err := prepare.TrainSplit(in)
 	if err != nil {
 		return nil, err
@@ -261,6 +280,9 @@ func fromDataset(ctx context.Context, c plan.Config, hotness string, in prepare.
 			return nil, fmt.Errorf("batch %d: %w", i, err)
 		}
 		b := &Batch{Shape: cost.ShapeOf(mb)}
+		if a.typed != nil {
+			b.Shape.SplitRelations(cost.RelationsOf(mb, a.typed.Schema))
+		}
 		nodes := hostmem.View[int64](mb.Nodes.Bytes())
 		if s.Config.Method().WholeLists {
 			b.Shape.CountLists(s.Topology.Indptr, nodes)

@@ -19,6 +19,14 @@ func (j *Job) memory(p *Plan) {
 	p.GPUMemory = map[string]int64{"rows": p.GPUCacheBytes, "mini-batches": j.slots(),
 		"model": 4 * j.kernels.GradientBytes()}
 	p.CPUMemory = map[string]int64{"topology": j.Accesses.Topology, "rows": p.CPUCacheBytes}
+	if a := j.Accesses; a.typed != nil {
+		delete(p.CPUMemory, "topology")
+		for r, n := range a.relationEdges {
+			offsets, ids := edgesBytes(a.typed.Schema, r, n)
+			p.CPUMemory["offsets"] += offsets
+			p.CPUMemory["ids"] += ids
+		}
+	}
 	j.predict.Memory(p)
 	if j.Options.RowType.Scaled() {
 		p.CPUMemory["scales"] = 4 * j.Accesses.Rows

@@ -63,9 +63,6 @@ func New(o Options, obs report.Observer) (*Planner, error) {
 		return nil, errs.New(errs.Usage, "%d mini-batches to play: 1 to %d are possible", o.Batches,
 			1<<20)
 	}
-	if err := prepare.RefuseTypes(o.Inputs.Dataset, "a plan"); err != nil {
-		return nil, err
-	}
 	return &Planner{o: o, obs: obs, kept: map[string]*Accesses{}}, nil
 }
 
@@ -133,6 +130,9 @@ type Plan struct {
 	CPUMemory   map[string]int64 `json:"cpu_memory_bytes"`
 	Cost        *Cost            `json:"cost,omitempty"`
 	Mega        *Mega            `json:"megabatches,omitempty"` // where these train
+	// Of a typed graph.
+	Types     []TypePlan     `json:"types,omitempty"`
+	Relations []RelationPlan `json:"relations,omitempty"`
 	Notes       []string         `json:"notes,omitempty"`
 }
 
@@ -231,10 +231,10 @@ func (p *Planner) newJob(ctx context.Context, o Options) (*Job, error) {
 		return nil, err
 	}
 	j.kernels = cost.NewKernels(&o.Hardware.Profile.GPU.Ops, j.Config, g.Dim, o.RowType,
-		g.Classes, a.Wide)
+		g.Classes, a.Wide, a.typed)
 	n := j.batches() // may shorten superbatches
 	j.Work = virtual.Work{Config: j.Config, Rows: a.Rows, Dim: g.Dim, RowType: o.RowType,
-		Classes: g.Classes, WideIDs: a.Wide, Batches: n}
+		Classes: g.Classes, WideIDs: a.Wide, Typed: a.typed, Batches: n}
 	return j, j.predict.Open(ctx, n)
 }
 
@@ -259,7 +259,7 @@ func (p *Planner) accesses(ctx context.Context, o *Options) (plan.Config, *Acces
 		return f, nil, err
 	}
 	key := fmt.Sprint(f.Batch, f.Fanouts, f.Seed, f.Sampler, f.BatchDependency, f.Hotness,
-		f.Presample, o.Graph.Nodes, o.Graph.Edges)
+		f.Presample, o.Graph.Nodes, o.Graph.Edges, f.RelationFanouts)
 	if p.kept[key] == nil {
 		var a *Accesses
 		g := o.Graph
@@ -268,6 +268,10 @@ func (p *Planner) accesses(ctx context.Context, o *Options) (plan.Config, *Acces
 			a = s.Dataset(f, o.Inputs)
 		case o.Inputs.Dataset != nil:
 			a, err = fromDataset(ctx, f, s.Hotness, o.Inputs, p.obs)
+		case o.Popularity != nil && len(g.Types) > 0:
+			if err = g.check(); err == nil {
+				a, err = fromTypes(&g, o.Popularity, f)
+			}
 		case o.Popularity != nil:
 			if err = g.check(); err == nil {
 				a, err = fromPopularity(g, o.Popularity, f)
@@ -439,6 +443,7 @@ func (j *Job) result(r *virtual.Played) (*Plan, error) {
 	j.predict.Describe(p)
 	j.prepare(p, s.Sample/float64(n))
 	j.memory(p)
+	j.types(p)
 	if j.Options.Prices.given() {
 		p.Cost = j.Options.Prices.of(p, hw)
 	}

@@ -269,13 +269,20 @@ func (p *Popularity) hops(seeds float64, per []float64, n int64, hot float64) (e
 
 // settle finds the exponent that gives the share which was asked for.
 func (p *Popularity) settle(seeds float64, per []float64, n int64) error {
+	return p.settleBy(seeds, n, func() float64 {
+		_, _, x := p.hops(seeds, per, n, p.rows)
+		return x
+	})
+}
+
+// settleBy is settle where of is the share at the exponent that p has.
+func (p *Popularity) settleBy(seeds float64, n int64, of func() float64) error {
 	if p.rows == 0 {
 		return nil
 	}
 	share := func(power float64) float64 {
 		p.power = power
-		_, _, x := p.hops(seeds, per, n, p.rows)
-		return x
+		return of()
 	}
 	// The share rises with the exponent until few nodes are met at all, and the seeds, which are
 	// any, are most of a mini-batch.

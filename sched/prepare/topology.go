@@ -182,7 +182,7 @@ func (s *Sampling) samplerOver(t *graph.DeviceTopology, fanouts []int) (*graph.S
 	var relations [][]int
 	if s.schema != nil {
 		var err error
-		if relations, err = relationFanouts(&s.Config, s.schema); err != nil {
+		if relations, err = RelationFanouts(&s.Config, s.schema); err != nil {
 			return nil, err
 		}
 	}

@@ -66,6 +66,11 @@ func CheckTypes(c *plan.Config, m *dataset.Meta) error {
 	if err := model.CheckTables(); err != nil {
 		return fmt.Errorf("dataset %s: %w", m.Name, err)
 	}
+	return CheckSchema(c, schema)
+}
+
+// CheckSchema refuses a configuration that typed graphs can't have, or this one can't.
+func CheckSchema(c *plan.Config, schema *graph.Schema) error {
 	if why := c.Traits().Untyped; why != "" {
 		return errs.New(errs.Capability, "{mode} %s does not train on typed graphs: %s", c.Mode, why)
 	}
@@ -74,13 +79,13 @@ func CheckTypes(c *plan.Config, m *dataset.Meta) error {
 			"{sampler} %s does not draw from typed graphs; use {sampler} %s", c.Sampler,
 			graph.Neighbor)
 	}
-	_, err := relationFanouts(c, schema)
+	_, err := RelationFanouts(c, schema)
 	return err
 }
 
-// relationFanouts reads the fanouts of relations: "NAME=F1,F2;…", where a name is that of a
+// RelationFanouts reads the fanouts of relations: "NAME=F1,F2;…", where a name is that of a
 // relation or "source:name:destination". nil: all have those of all.
-func relationFanouts(c *plan.Config, s *graph.Schema) ([][]int, error) {
+func RelationFanouts(c *plan.Config, s *graph.Schema) ([][]int, error) {
 	if c.RelationFanouts == "" {
 		return nil, nil
 	}
@@ -131,7 +136,7 @@ func (s *Sampling) typedFrontier(batch int) (all int64) {
 	g := s.schema
 	limit, now := g.First(len(g.Types)), make([]int64, len(g.Types))
 	now[g.Seeds] = int64(batch)
-	fanouts, _ := relationFanouts(&s.Config, g) // CheckTypes has read them
+	fanouts, _ := RelationFanouts(&s.Config, g) // CheckTypes has read them
 	for h, fanout := range s.Config.Fanouts {
 		next := slices.Clone(now)
 		for r, relation := range g.Relations {

@@ -19,6 +19,7 @@ type Work struct {
 	RowType rowtype.Type
 	Classes int
 	WideIDs bool // the topology has 8 bytes for a neighbour
+	Typed   *cost.Typed
 	Batches int  // that are played; of mega-batches 0: all
 	Tiers   plan.TierSizes
 	// Own is more that the system's simulation needs.
@@ -61,6 +62,7 @@ type Played struct {
 func Play(ctx context.Context, find Find, w Work, hw cost.Hardware) (p *Played, err error) {
 	v := newRun(find, &prepare.Sampling{Config: w.Config, Rows: w.Rows, Dim: w.Dim,
 		RowType: w.RowType, RowBytes: int64(w.RowType.RowBytes(w.Dim))}, hw)
+	v.typed = w.Typed
 	if err := v.openMachine(w.Classes, w.WideIDs); err != nil {
 		return nil, err
 	}

@@ -129,6 +129,7 @@ func newRun(find Find, s *prepare.Sampling, hw cost.Hardware) *Player {
 // Player is a run of Virtual.
 type Player struct {
 	*prepare.Sampling // and placement and lookup are real
+	typed             *cost.Typed
 	Plan              plan.Schedule
 	Hardware          cost.Hardware
 	Machine           *Machine
@@ -186,7 +187,7 @@ func (v *Player) openMachine(classes int, wide bool) error {
 	gpu := newVGPU(machine)
 	v.Machine = &Machine{
 		Sim: sim, Model: machine, Gpu: gpu, rec: v.Config.Timeline,
-		Work: cost.NewKernels(&p.GPU.Ops, v.Config, v.Dim, v.RowType, classes, wide),
+		Work: cost.NewKernels(&p.GPU.Ops, v.Config, v.Dim, v.RowType, classes, wide, v.typed),
 	}
 	ops := v.Config.Operators(true)
 	for name, to := range map[string]**vstream{plan.OpSample: &v.Machine.sampleS,
