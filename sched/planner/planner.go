@@ -133,7 +133,7 @@ type Plan struct {
 	// Of a typed graph.
 	Types     []TypePlan     `json:"types,omitempty"`
 	Relations []RelationPlan `json:"relations,omitempty"`
-	Notes       []string         `json:"notes,omitempty"`
+	Notes     []string       `json:"notes,omitempty"`
 }
 
 // Resources are the keys of Plan.Busy.

@@ -20,7 +20,7 @@ type Work struct {
 	Classes int
 	WideIDs bool // the topology has 8 bytes for a neighbour
 	Typed   *cost.Typed
-	Batches int  // that are played; of mega-batches 0: all
+	Batches int // that are played; of mega-batches 0: all
 	Tiers   plan.TierSizes
 	// Own is more that the system's simulation needs.
 	Own any
