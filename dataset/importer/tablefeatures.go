@@ -325,7 +325,10 @@ func (im *importer) chooseFeatures(ctx context.Context, c *ColumnOptions, t *Nod
 		return nil
 	case "":
 		for _, f := range src.Fields {
-			if !slices.Contains(used, f.Name) {
+			switch {
+			case f.Name == "" || f.Name == "__index_level_0__": // an index, as pandas writes it
+				im.o.note("not used as a feature: column %q, an index; give it a name to use it", f.Name)
+			case !slices.Contains(used, f.Name):
 				names = append(names, f.Name)
 			}
 		}

@@ -218,3 +218,16 @@ func TestTablesHostileParquet(t *testing.T) {
 		try(bad, fmt.Sprint("changed at ", place))
 	}
 }
+
+// An index that pandas wrote is no feature.
+func TestTablesIndexIsNoFeature(t *testing.T) {
+	o := tableFiles(t, word, 1, 1)
+	require.NoError(t, os.WriteFile(o.Nodes, []byte(",user,x\n0,a,3\n1,b,4\n"), 0o644))
+	require.NoError(t, os.WriteFile(o.Edges, []byte("a,b\na,b\nb,a\n"), 0o644))
+	o.ID, o.Src, o.Dst, o.Label = "user", "a", "b", ""
+	require.NoError(t, importTables(o))
+	d, err := dataset.Open(o.Out)
+	require.NoError(t, err)
+	require.Equal(t, 1, d.Meta.Dim)
+	require.NoError(t, d.Close())
+}
