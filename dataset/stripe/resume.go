@@ -310,8 +310,7 @@ func (c *copies) loading() (Superblock, error) {
 	return a, nil
 }
 
-// settled returns the superblock that both copies have when a change that was cut off is done or
-// undone.
+// settled ends a change of the superblocks that was cut off, forwards or back, for both to say.
 func (c *copies) settled() (Superblock, error) {
 	sb, _, err := c.best()
 	if err == nil && sb.State == StateLoading {
