@@ -102,7 +102,7 @@ func (s *Shape) SplitRelations(hops [][]gnn.BlockShape) {
 	}
 }
 
-// RelationsOf is what each relation has in the hops of a sampled mini-batch.
+// RelationsOf counts what each relation has in the hops of a sampled mini-batch.
 func RelationsOf(mb *graph.MiniBatch, schema *graph.Schema) (hops [][]gnn.BlockShape) {
 	nodes := make([]int64, len(schema.Types)) // so far
 	count := func(h int) {
@@ -123,7 +123,7 @@ func RelationsOf(mb *graph.MiniBatch, schema *graph.Schema) (hops [][]gnn.BlockS
 	return hops
 }
 
-// Relations is what each relation has in hop h; nil: the graph has no types.
+// Relations counts what each relation has in hop h; nil: the graph has no types.
 func (s *Shape) Relations(h int) []gnn.BlockShape { return s.Blocks[h].relations }
 
 // SavedBytes is about the size of a sample in a superbatch's files: two bytes a row as differences,

@@ -283,9 +283,22 @@ func (p *Planner) accesses(ctx context.Context, o *Options) (plan.Config, *Acces
 		if err != nil {
 			return f, nil, err
 		}
+		if a.typed != nil {
+			model := f.ModelConfig()
+			if err := model.CheckSchema(true); err != nil {
+				return f, nil, errors.Join(err, closeOf(a))
+			}
+		}
 		p.kept[key] = a
 	}
 	return f, p.kept[key], nil
+}
+
+func closeOf(a *Accesses) error {
+	if a.close == nil {
+		return nil
+	}
+	return a.close()
 }
 
 // refused names what the virtual clock cannot play.

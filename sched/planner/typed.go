@@ -52,19 +52,20 @@ func bothWays(list ...Relation) (all []Relation) {
 	return all
 }
 
-// schema are the types of a graph, all of which have rows, those of the first are seeds; nil: it has
-// none.
+// schema are the types of a graph, all of which have rows, those of the first are seeds; nil: it
+// has none.
 func (g *Graph) schema() *graph.Schema {
 	if len(g.Types) == 0 {
 		return nil
 	}
-	s, at := &graph.Schema{}, map[string]int{}
+	s, index := &graph.Schema{}, map[string]int{}
 	for i, t := range g.Types {
-		at[t.Name] = i
+		index[t.Name] = i
 		s.Types = append(s.Types, graph.NodeType{Name: t.Name, Nodes: t.Nodes, Dim: g.Dim})
 	}
 	for _, r := range g.Relations {
-		s.Relations = append(s.Relations, graph.Relation{Name: r.Name, Src: at[r.Src], Dst: at[r.Dst]})
+		s.Relations = append(s.Relations, graph.Relation{Name: r.Name, Src: index[r.Src],
+			Dst: index[r.Dst]})
 	}
 	return s
 }
@@ -167,8 +168,8 @@ func (m *met) chance(c *cell, nodes int64) float64 {
 	return -math.Expm1(-m.popular[c.kind]*c.chance - m.any[c.kind]/float64(nodes))
 }
 
-// hops sums what a mini-batch accesses: by hop the edges of each relation and then the nodes of each
-// type, those of the seeds first, and the share of the rows that the hottest part of all has.
+// hops sums what a mini-batch accesses: by hop the edges of each relation and then the nodes of
+// each type, those of the seeds first, and the share of the rows that the hottest part of all has.
 func (x *typed) hops(seeds, hot float64) (edges, nodes [][]float64, share float64) {
 	s := x.Schema
 	m := met{popular: make([]float64, len(s.Types)), any: make([]float64, len(s.Types))}
@@ -278,20 +279,20 @@ func fromTypes(g *Graph, p *Popularity, c plan.Config) (*Accesses, error) {
 		a.relationEdges = append(a.relationEdges, r.Edges)
 	}
 	a.countTopology()
-	at := make([]places, len(s.Types))
+	place := make([]places, len(s.Types))
 	for t, kind := range s.Types {
-		at[t] = newPlaces(kind.Nodes, philox.Mix(c.Seed+uint64(t)<<32))
+		place[t] = newPlaces(kind.Nodes, philox.Mix(c.Seed+uint64(t)<<32))
 	}
 	a.row = func(rank int64) int64 {
 		k := x.byRank(rank)
-		return s.First(k.kind) + at[k.kind].row(k.from+rank-k.first)
+		return s.First(k.kind) + place[k.kind].row(k.from+rank-k.first)
 	}
 	a.runOf = func(rank int64) (int, int64) {
 		k := x.byRank(rank)
 		return k.kind, k.first + k.to - k.from
 	}
 	a.Draw = func(_ context.Context, i int) (*Batch, error) {
-		return x.draw(at, int(seeds), philox.Mix(c.Seed^philox.Mix(uint64(i)+1))), nil
+		return x.draw(place, int(seeds), philox.Mix(c.Seed^philox.Mix(uint64(i)+1))), nil
 	}
 	return a, nil
 }
@@ -307,7 +308,7 @@ func (x *typed) byRank(rank int64) *cell {
 }
 
 // draw draws one mini-batch.
-func (x *typed) draw(at []places, seeds int, key uint64) *Batch {
+func (x *typed) draw(place []places, seeds int, key uint64) *Batch {
 	s, count := x.Schema, uint64(0)
 	uniform := func() float64 {
 		count++
@@ -324,7 +325,7 @@ func (x *typed) draw(at []places, seeds int, key uint64) *Batch {
 		ranks[t] = append(ranks[t], rank)
 		c := x.cellOf(t, rank)
 		b.Ranks = append(b.Ranks, c.first+rank-c.from)
-		b.Rows = append(b.Rows, s.First(t)+at[t].row(rank))
+		b.Rows = append(b.Rows, s.First(t)+place[t].row(rank))
 	}
 	anyOf := func(t int) int64 { return int64(uniform() * float64(s.Types[t].Nodes)) }
 	for len(ranks[s.Seeds]) < seeds {
@@ -377,7 +378,7 @@ func (a *Accesses) countTopology() {
 	}
 }
 
-// TypePlan is what a plan says of a type. Offsets and ids are of the relations into it; the tiers'
+// TypePlan describes a type in a plan. Offsets and ids are of the relations into it; the tiers'
 // bytes are those that its rows have where the tiers hold the hottest rows.
 type TypePlan struct {
 	Name     string `json:"name"`
@@ -391,7 +392,7 @@ type TypePlan struct {
 	NodesByHop []float64 `json:"nodes_by_hop"`
 }
 
-// RelationPlan is what a plan says of a relation. EdgesByHop are those of a mini-batch: the mean.
+// RelationPlan describes a relation in a plan. EdgesByHop are those of a mini-batch: the mean.
 type RelationPlan struct {
 	Name       string    `json:"name"`
 	Edges      int64     `json:"edges"`
