@@ -91,9 +91,9 @@ func parseNumber(t []byte) (float64, error) {
 	return x, nil // too large is an infinity, which no feature may be
 }
 
-// shortNumber reads digits with or without a sign and a point, at most 15 of them: both they and the
-// power of ten are float64s, so that their quotient is the nearest one to the number (Clinger, "How
-// to Read Floating Point Numbers Accurately", PLDI 1990).
+// shortNumber reads digits with or without a sign and a point, at most 15 of them: they and the power
+// of ten are float64s, so that their quotient is the nearest one to the number (Clinger, "How to
+// Read Floating Point Numbers Accurately", PLDI 1990).
 func shortNumber(t []byte) (x float64, ok bool) {
 	minus := len(t) > 0 && t[0] == '-'
 	if minus {
@@ -126,8 +126,8 @@ func shortNumber(t []byte) (x float64, ok bool) {
 	return x, true
 }
 
-var tens = [...]float64{1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14,
-	1e15}
+var tens = [...]float64{1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13,
+	1e14, 1e15}
 
 // parseBool reads a word for true or false.
 func parseBool(t []byte) (float64, error) {

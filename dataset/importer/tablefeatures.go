@@ -324,14 +324,7 @@ func (im *importer) chooseFeatures(ctx context.Context, c *ColumnOptions, t *Nod
 	case "none":
 		return nil
 	case "":
-		for _, f := range src.Fields {
-			switch {
-			case f.Name == "" || f.Name == "__index_level_0__": // an index, as pandas writes it
-				im.o.note("not used as a feature: column %q, an index; give it a name to use it", f.Name)
-			case !slices.Contains(used, f.Name):
-				names = append(names, f.Name)
-			}
-		}
+		names = im.otherColumns(src, used)
 	default:
 		names = list(c.Features)
 	}
@@ -389,6 +382,20 @@ func (im *importer) chooseFeatures(ctx context.Context, c *ColumnOptions, t *Nod
 			strings.Join(left, ", "))
 	}
 	return t.check()
+}
+
+// otherColumns are those that are neither used nor an index, as pandas writes it.
+func (im *importer) otherColumns(src *tables.Source, used []string) (names []string) {
+	for _, f := range src.Fields {
+		switch {
+		case slices.Contains(used, f.Name):
+		case f.Name == "" || f.Name == "__index_level_0__":
+			im.o.note("not used as a feature: column %q, an index; give it a name to use it", f.Name)
+		default:
+			names = append(names, f.Name)
+		}
+	}
+	return names
 }
 
 // setTransform reads HOW or HOW:SIZE.
