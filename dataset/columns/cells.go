@@ -91,9 +91,9 @@ func parseNumber(t []byte) (float64, error) {
 	return x, nil // too large is an infinity, which no feature may be
 }
 
-// shortNumber reads digits with or without a sign and a point, at most 15 of them: they and the power
-// of ten are float64s, so that their quotient is the nearest one to the number (Clinger, "How to
-// Read Floating Point Numbers Accurately", PLDI 1990).
+// shortNumber reads digits with or without a sign and a point, at most 15 of them: they and the
+// power of ten are float64s, so that their quotient is the nearest one to the number (Clinger, "How
+// to Read Floating Point Numbers Accurately", PLDI 1990).
 func shortNumber(t []byte) (x float64, ok bool) {
 	minus := len(t) > 0 && t[0] == '-'
 	if minus {
