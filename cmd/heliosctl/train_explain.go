@@ -50,8 +50,8 @@ func showCPU(e *env, epochs []report.EpochResult, rate float64) {
 }
 
 // floor is the least time of a mini-batch, in words: where all operators share the processors
-// without a gap, waits for memory included, and where the SSDs always take commands at a rate, if it is not
-// 0.
+// without a gap, waits for memory included, and where the SSDs always take commands at a rate, if
+// it is not 0.
 func floor(r *report.EpochResult, processors int, rate float64) string {
 	least := 1e6 * r.CPU.Seconds / float64(r.CPU.Batches*processors)
 	each := 1e6 / float64(r.Batches) // more than CPU.Batches, where a run was resumed in the epoch

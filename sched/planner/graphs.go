@@ -31,8 +31,8 @@ const assumedSkew = "assumed to be CL's, of which the Helios paper says it"
 // typedSkew is the source for typed graphs, of which nobody has either.
 const typedSkew = "assumed: 10 % of a type's nodes are the sources of some 70 % of a relation's edges"
 
-// graphs are those of the Helios paper, with its settings: 1 % of the nodes train; and typed ones of
-// the GIDS paper, whose relations' edges the IGB and OGB-LSC projects count.
+// graphs are those of the Helios paper, with its settings: 1 % of the nodes train; and typed ones
+// of the GIDS paper, whose relations' edges the IGB and OGB-LSC projects count.
 var graphs = []Graph{
 	{Name: "pa", Nodes: 111_059_956, Edges: 1_615_685_872, Dim: 128, Classes: 172, Train: 0.0109,
 		Skew: "10%:70%", SkewSource: assumedSkew,
