@@ -64,6 +64,9 @@ func (g *rig) onGPU(t *testing.T, dev cuda.Device) *driverRig {
 	if g.mb.Degrees != nil {
 		mb.Degrees = d.copyOf(t, g.mb.Degrees.Ptr(), nodes*4)
 	}
+	if g.mb.Nodes != nil { // tables are looked up by numbers
+		mb.Nodes = d.copyOf(t, g.mb.Nodes.Ptr(), nodes*8)
+	}
 	d.mb = &mb
 	d.x, d.labels = d.copyOf(t, g.x.Ptr(), g.x.Size()), d.copyOf(t, g.labels.Ptr(), g.labels.Size())
 	return d
