@@ -56,5 +56,5 @@ var jobs = []job{
 	{"gpuio", "^TestGPUAsHost$/^(sync_faults_surface|sync_limit)$", deeper},
 	{"gpuio", "^TestGPUAsHost$/^sync_chaos$", deeper},
 	{"cuda/driver", "^TestConformance$/^SMs=6$/^(Steps|Grid|Parameters|ErrorsAreIsolated|" +
-		"StreamOrder|Concurrency|CrossStreamEvents|Budgets|Clock|Priorities)$", nil},
+		"StreamOrder|Concurrency|CrossStreamEvents|Budgets|Clock|Prices|Priorities)$", nil},
 }
