@@ -215,7 +215,7 @@ func (t *target) settleOthers(ctx context.Context) error {
 }
 
 // Content is a dataset's stripe on an SSD, and what is lost of its second superblock and of its
-// checksum tables.
+// checksum tables. The first of an SSD also lists other datasets whose superblocks are lost.
 type Content struct {
 	Superblock
 	Lost []string
@@ -244,8 +244,13 @@ func (t *target) listed(ctx context.Context, tables bool) (out []Content, free i
 	if err != nil {
 		return nil, 0, err
 	}
+	var damaged []string // slots, whose neighbours are whole
 	for i := range all {
 		h := &all[i]
+		if h.err != nil && h.t.slot > 0 {
+			damaged = append(damaged, fmt.Sprintf("the dataset in slot %d: %v", h.t.slot, h.err))
+			continue
+		}
 		if h.err != nil {
 			return nil, 0, errs.New(errs.Device,
 				"ssd %s: %w; load a dataset onto it with \"heliosctl load\"", t.name, h.err)
@@ -263,6 +268,12 @@ func (t *target) listed(ctx context.Context, tables bool) (out []Content, free i
 			}
 		}
 		out = append(out, c)
+	}
+	if len(damaged) > 0 && len(out) == 0 {
+		return nil, 0, errs.New(errs.Device, "ssd %s: %s", t.name, strings.Join(damaged, "; "))
+	}
+	if len(damaged) > 0 {
+		out[0].Lost = append(out[0].Lost, damaged...)
 	}
 	used, err := taken(all, -1)
 	if err != nil {

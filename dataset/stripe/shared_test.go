@@ -330,3 +330,26 @@ func TestRoomIsLookedAtAgain(t *testing.T) {
 	requireWhole(t, a, s...)
 	requireWhole(t, c, s...)
 }
+
+// TestListBesideDamage: a dataset whose two superblocks are lost is named, and its neighbours are
+// still listed and unloaded.
+func TestListBesideDamage(t *testing.T) {
+	a, b := small(t, 300, 64, 1), small(t, 300, 64, 2)
+	s := sims(1, 512)
+	must(load(bg, a, targetsOf(s...), LoadOptions{}))
+	must(load(bg, b, targetsOf(s...), LoadOptions{}))
+	s = clones(s)
+	slot := targetsOf(s...)[0].inSlot(1)
+	for c := range 2 {
+		s[0].durable[int(slot.copyLBA(c))*512+100] ^= 1
+	}
+	list, _, err := targetsOf(s...)[0].listed(bg, true)
+	require.NoError(t, err)
+	require.Len(t, list, 1)
+	require.Equal(t, a.UUID(), list[0].UUID)
+	require.Len(t, list[0].Lost, 1)
+	require.Contains(t, list[0].Lost[0], "the dataset in slot 1: damaged Helios superblock")
+	require.NoError(t, targetsOf(s...)[0].unload(bg, a.UUID()))
+	_, _, err = targetsOf(s...)[0].listed(bg, true)
+	require.Equal(t, errs.Device, errs.ClassOf(err))
+}
