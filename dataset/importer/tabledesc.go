@@ -116,7 +116,7 @@ func parseTables(file string, text []byte) (*TablesDescription, error) {
 		return nil, errs.New(errs.Usage, "%s:%s: %s", file, m[1], err.Error()[len(m[0]):])
 	}
 	if len(n.Content) != 1 {
-		return nil, errs.New(errs.Usage, "%s is empty; \"heliosctl import tables --describe FILES\" writes a first version", file)
+		return nil, errs.New(errs.Usage, "%s is empty; {describe} FILES writes a first version", file)
 	}
 	d := &TablesDescription{}
 	if err := decodeYAML(file, n.Content[0], reflect.ValueOf(d).Elem()); err != nil {
