@@ -21,6 +21,8 @@ Out of core, 2 GiB of rows and 512 MiB for them:
 """
 import argparse, json, mmap, os, resource, statistics, subprocess, sys, tempfile, time
 
+from group import Group, drop, size
+
 p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 p.add_argument("--heliosctl", required=True)
 p.add_argument("--nodes", type=int, default=500_000)
@@ -44,89 +46,8 @@ a = p.parse_args()
 fanout = [int(n) for n in a.fanout.split(",")]
 CLASSES = 16
 
-
-def size(text):
-    """Bytes of a size as 512MiB."""
-    for unit, shift in (("KiB", 10), ("MiB", 20), ("GiB", 30)):
-        if text.endswith(unit):
-            return int(float(text.removesuffix(unit)) * (1 << shift))
-    sys.exit(f"{text!r} is not a size: use KiB, MiB or GiB, as 512MiB")
-
-
 for text in filter(None, (a.rows_memory, a.slack)):
     size(text)  # before anything is made
-
-
-class Group:
-    """A control group that bounds the memory of a process and of its daemon, page cache included."""
-
-    def __init__(self, path):
-        self.path = path
-        self.v2 = os.path.exists(os.path.join(path, "cgroup.events"))
-
-    @classmethod
-    def below_own(cls):
-        own = at = None
-        with open("/proc/self/cgroup") as f:
-            groups = [line.rstrip("\n").split(":", 2) for line in f]
-        with open("/proc/self/mountinfo") as f:
-            mounts = [line.split() for line in f]
-        for _, kinds, path in groups:
-            if "memory" in kinds.split(","):
-                own, at = path, next((m[4] for m in mounts if "cgroup" in m and "memory" in m[-1].split(",")), None)
-                break
-            if kinds == "":
-                own, at = path, next((m[4] for m in mounts if "cgroup2" in m), None)
-        if at is None:
-            sys.exit("--rows-memory: no memory controller is mounted (control groups, version 1 or 2)")
-        path = os.path.join(at + own.rstrip("/"), f"loaders-{os.getpid()}-{time.monotonic_ns()}")
-        try:
-            os.mkdir(path)
-        except OSError as e:
-            sys.exit(f"--rows-memory: no control group can be made: {e}; run as root")
-        group = cls(path)
-        if not any(os.path.exists(os.path.join(path, n)) for n in ("memory.max", "memory.limit_in_bytes")):
-            os.rmdir(path)
-            sys.exit(f"--rows-memory: {os.path.dirname(path)} gives its groups no memory controller (cgroup.subtree_control)")
-        return group
-
-    def enter(self):
-        with open(os.path.join(self.path, "cgroup.procs"), "w") as f:
-            f.write(str(os.getpid()))
-
-    def stat(self):
-        with open(os.path.join(self.path, "memory.stat")) as f:
-            return {k: int(v) for k, v in (line.split() for line in f)}
-
-    def held(self):
-        """Bytes that are no page cache of files."""
-        s = self.stat()
-        return s["anon"] + s["shmem"] if self.v2 else s["total_rss"] + s["total_shmem"]
-
-    def bound(self, most):
-        name = "memory.max" if self.v2 else "memory.limit_in_bytes"
-        for turn in range(50):  # version 1 refuses a limit until enough pages are given back
-            try:
-                with open(os.path.join(self.path, name), "w") as f:
-                    f.write(str(most))
-                return
-            except OSError:
-                if turn == 49:
-                    raise
-                time.sleep(0.1)
-
-    def cached(self):
-        s = self.stat()
-        return s["file"] - s["shmem"] if self.v2 else s["total_cache"] - s["total_shmem"]
-
-    def remove(self):
-        for turn in range(50):  # a process that just ended may still be there
-            try:
-                return os.rmdir(self.path)
-            except OSError:
-                if turn == 49:
-                    raise
-                time.sleep(0.1)
 
 
 def options(way):
@@ -306,9 +227,7 @@ def apart(way, task, *more, **how):
 
 def in_group(way, task):
     """The same, in a control group. What the page cache has of the features, others pay for: it is dropped first."""
-    with open(os.path.join(data, "features.npy"), "rb") as f:
-        os.fsync(f.fileno())
-        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    drop(os.path.join(data, "features.npy"))
     group = Group.below_own()
     try:
         return apart(way, task, "--group", group.path, "--rows-memory", a.rows_memory, "--slack", a.slack, preexec_fn=group.enter)
