@@ -19,7 +19,7 @@ import (
 
 const (
 	maxRecord = 16 << 20 // bytes of a record
-	blockSize = 1 << 20  // bytes of records that are parsed together
+	blockSize = 1 << 19  // bytes of records that are parsed together
 )
 
 // byteOrderMark begins text in UTF-8 from Windows programs.
@@ -67,12 +67,12 @@ func openText(path string, o Options) (file, error) {
 // heading finds the names of the columns.
 func (f *textFile) heading(text, comment []byte, line int64, header string) error {
 	f.sep = SeparatorOf(text)
-	cells, err := f.split(text, nil, nil)
+	cells, err := f.split(text, nil)
 	if err != nil {
 		return f.bad(line, "%w", err)
 	}
 	if len(comment) > 0 && header != "yes" {
-		names, err := f.split(bytes.TrimSpace(comment[1:]), nil, nil)
+		names, err := f.split(bytes.TrimSpace(comment[1:]), nil)
 		if err == nil && len(names) == len(cells) && len(cells) > 1 && !anyNumber(names) &&
 			(header == "no" || anyNumber(cells)) {
 			f.skip--
@@ -126,8 +126,8 @@ var (
 	errOpen      = errors.New("a quoted cell does not end")
 )
 
-// split cuts a record into cells, with room for the text of quoted ones.
-func (f *textFile) split(text []byte, cells []cell, room *[]byte) ([]cell, error) {
+// split cuts a record into cells, which are in its memory: doubled quotes are made one there.
+func (f *textFile) split(text []byte, cells []cell) ([]cell, error) {
 	cells = cells[:0]
 	if f.sep == Blank {
 		text = bytes.TrimRight(text, " \t")
@@ -137,7 +137,7 @@ func (f *textFile) split(text []byte, cells []cell, room *[]byte) ([]cell, error
 			text = bytes.TrimLeft(text, " \t")
 		}
 		if len(text) > 0 && text[0] == '"' {
-			c, rest, err := unquote(text, room)
+			c, rest, err := unquote(text)
 			if err != nil {
 				return nil, err
 			}
@@ -166,24 +166,6 @@ func (f *textFile) split(text []byte, cells []cell, room *[]byte) ([]cell, error
 	}
 }
 
-// cut cuts a record without quotes, and leaves the cells behind the last that is wanted empty.
-func (f *textFile) cut(text []byte, cells []cell, last int) []cell {
-	from := 0
-	for i, c := range text {
-		if c != f.sep {
-			continue
-		}
-		cells = append(cells, cell{text[from:i]})
-		if from = i + 1; len(cells) > last {
-			for range bytes.Count(text[from:], []byte{f.sep}) {
-				cells = append(cells, cell{})
-			}
-			return append(cells, cell{})
-		}
-	}
-	return append(cells, cell{text[from:]})
-}
-
 // next returns the index of the next separator, or -1.
 func (f *textFile) next(text []byte) int {
 	if f.sep == Blank {
@@ -192,37 +174,24 @@ func (f *textFile) next(text []byte) int {
 	return bytes.IndexByte(text, f.sep)
 }
 
-// unquote reads a quoted cell.
-func unquote(text []byte, room *[]byte) (cell, rest []byte, err error) {
+// unquote reads the quoted cell that a text begins with, and makes doubled quotes in it one.
+func unquote(text []byte) (cell, rest []byte, err error) {
 	text = text[1:]
-	end := bytes.IndexByte(text, '"')
-	if end < 0 {
-		return nil, nil, errOpen
-	}
-	if end+1 == len(text) || text[end+1] != '"' {
-		return text[:end], text[end+1:], nil
-	}
-	var own []byte
-	if room != nil {
-		own = *room
-	}
-	from := len(own)
-	for {
-		own = append(own, text[:end]...)
-		text = text[end+1:]
-		if len(text) == 0 || text[0] != '"' {
-			break
-		}
-		own = append(own, '"')
-		text = text[1:]
-		if end = bytes.IndexByte(text, '"'); end < 0 {
+	for n, from := 0, 0; ; from++ {
+		end := bytes.IndexByte(text[from:], '"')
+		if end < 0 {
 			return nil, nil, errOpen
 		}
+		if n < from {
+			copy(text[n:], text[from:from+end])
+		}
+		n, from = n+end, from+end+1
+		if from == len(text) || text[from] != '"' {
+			return text[:n], text[from:], nil
+		}
+		text[n] = '"'
+		n++
 	}
-	if room != nil {
-		*room = own
-	}
-	return own[from:], text, nil
 }
 
 // records cuts a text into blocks of whole records.
@@ -231,8 +200,9 @@ type records struct {
 	path string
 	line int64  // of the next record
 	rest []byte // text that was read and not returned
-	buf  []byte
 	end  bool
+	buf  []byte      // that rest is in
+	free chan []byte // blocks that no batch needs any more
 }
 
 func newRecords(path string) (*records, error) {
@@ -240,7 +210,7 @@ func newRecords(path string) (*records, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &records{in: in, path: path}, nil
+	return &records{in: in, path: path, free: make(chan []byte, freeBlocks)}, nil
 }
 
 func (r *records) close() error { return r.in.Close() }
@@ -290,8 +260,14 @@ func (r *records) more() error {
 			r.path, r.line+1, maxRecord>>20)
 	}
 	n := len(r.rest)
-	buf := make([]byte, max(blockSize, 2*n))
+	var buf []byte
+	if 2*n <= blockSize {
+		buf = again(r.free, func() []byte { return make([]byte, blockSize) }) // which may hold rest
+	} else {
+		buf = make([]byte, 2*n)
+	}
 	copy(buf, r.rest)
+	r.buf = buf
 	k, err := io.ReadFull(r.in, buf[n:])
 	r.rest = buf[:n+k]
 	switch {
@@ -357,14 +333,26 @@ type textReader struct {
 	r     *records
 	take  []int
 	first int64
+	rooms chan *textRoom // that no batch needs any more
 }
+
+// textRoom is the memory of a batch of separated values.
+type textRoom struct {
+	columns []Column
+	spans   []uint64
+	bases   []int
+	cells   []cell
+}
+
+// freeBlocks bounds the memory that waits to be used again.
+const freeBlocks = 8
 
 func (f *textFile) read(take []int) (reader, error) {
 	r, err := newRecords(f.path)
 	if err != nil {
 		return nil, err
 	}
-	t := &textReader{f: f, r: r, take: take}
+	t := &textReader{f: f, r: r, take: take, rooms: make(chan *textRoom, freeBlocks)}
 	for range f.skip {
 		if _, err := r.one(); err != nil {
 			return nil, errors.Join(err, r.close())
@@ -383,81 +371,35 @@ func (t *textReader) next() (func() (*Batch, error), error) {
 	}
 	b := &Batch{File: t.f.path, Line: line, First: -1}
 	end := t.r.end && len(t.r.rest) == 0
-	parse := t.f.parse
 	if t.f.json {
-		parse = t.f.parseJSON
+		return func() (*Batch, error) { return b, t.f.parseJSON(b, text, t.take, end) }, nil
 	}
-	return func() (*Batch, error) { return b, parse(b, text, t.take, end) }, nil
+	room, buf := again(t.rooms, func() *textRoom { return &textRoom{} }), t.r.buf
+	b.free = func() {
+		giveBack(t.rooms, room)
+		if len(buf) == blockSize { // which holds no other batch's text
+			giveBack(t.r.free, buf)
+		}
+	}
+	return func() (*Batch, error) { return b, t.f.parse(b, text, t.take, end, room) }, nil
 }
 
-// parse fills a batch with the rows of a text.
-func (f *textFile) parse(b *Batch, text []byte, take []int, end bool) error {
-	b.Columns = make([]Column, len(take))
-	guess := len(text)/(10*len(f.names)) + 16
-	for i, k := range take {
-		b.Columns[i] = Column{Name: f.names[k].Name, Offsets: append(make([]int, 0, guess), 0),
-			Data: make([]byte, 0, len(text)/len(f.names)+16)}
+// again takes something that was given back, or makes one.
+func again[T any](from chan T, make func() T) T {
+	select {
+	case x := <-from:
+		return x
+	default:
+		return make()
 	}
-	var cells []cell
-	var room []byte
-	line, valid := b.Line, utf8.Valid(text)
-	anyQuote, last := bytes.IndexByte(text, '"') >= 0, slices.Max(take)
-	for len(text) > 0 {
-		n := bytes.IndexByte(text, '\n')
-		record, rest := text, []byte(nil)
-		if n >= 0 {
-			record, rest = text[:n], text[n+1:]
-		}
-		lines := int64(1)
-		quoted := anyQuote && bytes.IndexByte(record, '"') >= 0
-		if quoted {
-			if n = endOfRecord(text); n < 0 {
-				n = len(text)
-			}
-			record, rest = text[:n], text[min(n+1, len(text)):]
-			lines += int64(bytes.Count(record, []byte{'\n'}))
-			if lines > 1 && b.lines == nil {
-				for i := range b.Rows {
-					b.lines = append(b.lines, b.Line+int64(i))
-				}
-			}
-		}
-		if k := len(record); k > 0 && record[k-1] == '\r' {
-			record = record[:k-1]
-		}
-		if len(record) == 0 && len(f.names) > 1 {
-			if !end || len(bytes.TrimSpace(rest)) > 0 {
-				return f.bad(line, "the line is empty")
-			}
-			return nil
-		}
-		var err error
-		if room = room[:0]; quoted || f.sep == Blank {
-			cells, err = f.split(record, cells, &room)
-		} else {
-			cells = f.cut(record, cells[:0], last)
-		}
-		if err != nil {
-			return f.bad(line, "%w", err)
-		}
-		if len(cells) != len(f.names) {
-			return f.bad(line, "%s", f.ragged(record, len(cells)))
-		}
-		for i, k := range take {
-			b.Columns[i].text(cells[k].text, b.Rows)
-			if !valid && !utf8.Valid(cells[k].text) {
-				return f.bad(line, "column %s: %s is no UTF-8; write the file again in UTF-8",
-					Brief(f.names[k].Name), Brief(cells[k].text))
-			}
-		}
-		if b.lines != nil {
-			b.lines = append(b.lines, line)
-		}
-		b.Rows++
-		line += lines
-		text = rest
+}
+
+// giveBack keeps something for again, where there is room for it.
+func giveBack[T any](to chan T, x T) {
+	select {
+	case to <- x:
+	default:
 	}
-	return nil
 }
 
 // text adds a cell, which is missing where it is empty.

@@ -316,12 +316,16 @@ func (s *Source) Rows() (n int64) {
 }
 
 // Each reads a source once: parse works on batches on all cores, and take gets the results in the
-// order of the files and rows, on the caller's goroutine. A bounded number of batches waits. The
-// result of parse must not point into the batch.
+// order of the files and rows, on the caller's goroutine. A bounded number of batches waits. When
+// take returns, a batch's memory is used again.
 func Each[T any](ctx context.Context, s *Source, parse func(*Batch) (T, error),
 	take func(T) error) (err error) {
 	var r reader
 	i, before := 0, int64(0)
+	type result struct {
+		b *Batch
+		v T
+	}
 	defer func() {
 		if r != nil {
 			err = errors.Join(err, r.close())
@@ -350,13 +354,20 @@ func Each[T any](ctx context.Context, s *Source, parse func(*Batch) (T, error),
 			err = safely(path, func() (err error) { b, err = decode(); return err })
 			return b, err
 		}, decode != nil, err
-	}, func(decode func() (*Batch, error)) (out T, err error) {
-		b, err := decode()
-		if err != nil {
-			return out, err
+	}, func(decode func() (*Batch, error)) (out result, err error) {
+		if out.b, err = decode(); err == nil {
+			out.v, err = parse(out.b)
 		}
-		return parse(b)
-	}, take)
+		return out, err
+	}, func(x result) error {
+		if err := take(x.v); err != nil {
+			return err
+		}
+		if x.b.free != nil {
+			x.b.free()
+		}
+		return nil
+	})
 }
 
 // Bad is an error about cell i of a column of the batch; column is "" for one about the row.

@@ -18,7 +18,7 @@ const (
 	List              // Values, cut by Offsets
 )
 
-// Column is one column of a batch of rows. Nobody writes to its memory later.
+// Column is one column of a batch of rows.
 type Column struct {
 	Name    string
 	Kind    Kind
@@ -28,6 +28,9 @@ type Column struct {
 	Data    []byte  // Text: cell i is Data[Offsets[i]:Offsets[i+1]]
 	Offsets []int   // Text and List: one more than rows
 	Values  *Column // List: cell i is Values' rows Offsets[i] to Offsets[i+1]
+	// spans, of texts that are where they were read, replace Offsets: the place of a cell in Data,
+	// and of its end in the upper half.
+	spans []uint64
 }
 
 // Batch is some successive rows of one file.
@@ -38,10 +41,17 @@ type Batch struct {
 	Rows    int
 	Columns []Column
 	lines   []int64 // text files: line of each row, where cells have line feeds
+	free    func()  // gives the memory back; nil: nobody waits for it
 }
 
 // Text returns the bytes of cell i of a column of Text.
-func (c *Column) Text(i int) []byte { return c.Data[c.Offsets[i]:c.Offsets[i+1]] }
+func (c *Column) Text(i int) []byte {
+	if c.spans != nil {
+		s := c.spans[i]
+		return c.Data[uint32(s) : s>>32]
+	}
+	return c.Data[c.Offsets[i]:c.Offsets[i+1]]
+}
 
 // IsMissing reports whether cell i has no value.
 func (c *Column) IsMissing(i int) bool { return c.Missing != nil && c.Missing[i] }

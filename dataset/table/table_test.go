@@ -1,12 +1,16 @@
 package table
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 )
@@ -158,17 +162,81 @@ func TestParts(t *testing.T) {
 	require.ErrorContains(t, err, "no file has such a name")
 }
 
-func TestCutIsSplit(t *testing.T) {
-	f := &textFile{sep: ','}
-	for _, text := range []string{"", ",", "a", "a,b", ",,", "a,,c,", "é,ü,,x"} {
-		want, err := f.split([]byte(text), nil, nil)
-		require.NoError(t, err)
-		for last := range want {
-			got := f.cut([]byte(text), nil, last)
-			require.Len(t, got, len(want), text)
-			for i, c := range want[:last+1] {
-				require.Equal(t, string(c.text), string(got[i].text), text)
+// TestRowsAreSplit compares the rows of random texts with those of records that are cut one by one.
+func TestRowsAreSplit(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	pieces := []string{"a", "bc", ",", ",", ",", "\n", "\n", "\r\n", "\r", `"`, `""`, `"x"`, `,"",`, "é",
+		`"a,b"`, "\"c\nd\"", `"e""f"`, "twelve bytes", "\xff"}
+	errors := map[string]int{}
+	for range 30_000 {
+		f := &textFile{path: "x", sep: ','}
+		for i := range 1 + rng.IntN(3) {
+			f.names = append(f.names, Field{Name: strconv.Itoa(i)})
+		}
+		text := ""
+		for range rng.IntN(14) {
+			text += pieces[rng.IntN(len(pieces))]
+		}
+		take := rng.Perm(len(f.names))[:1+rng.IntN(len(f.names))]
+		take = append(take, take[0])
+		end := rng.IntN(2) == 0
+		want, wantErr := splitRows(f, []byte(text), take, end)
+		b := &Batch{Line: 1}
+		err := f.parse(b, []byte(text), take, end, &textRoom{})
+		if wantErr != nil {
+			require.EqualError(t, err, wantErr.Error(), "%q", text)
+			errors[err.Error()[4:12]]++
+			continue
+		}
+		require.NoError(t, err, "%q", text)
+		var got []string
+		for i := range b.Rows {
+			for k := range b.Columns {
+				c := &b.Columns[k]
+				require.Equal(t, len(c.Text(i)) == 0, c.IsMissing(i), "%q", text)
+				got = append(got, string(c.Text(i)))
+			}
+			got = append(got, b.Where(i))
+		}
+		require.Equal(t, want, got, "%q", text)
+	}
+	require.Greater(t, len(errors), 5)
+}
+
+// splitRows returns the cells that are taken, and the place of each row.
+func splitRows(f *textFile, text []byte, take []int, end bool) (all []string, err error) {
+	b := &Batch{Line: 1}
+	for line := int64(1); len(text) > 0; {
+		n := endOfRecord(text)
+		if n < 0 {
+			n = len(text)
+		}
+		record, rest := bytes.Clone(text[:n]), text[min(n+1, len(text)):]
+		lines := 1 + int64(bytes.Count(record, []byte{'\n'}))
+		record = bytes.TrimSuffix(record, []byte{'\r'})
+		if len(record) == 0 && len(f.names) > 1 {
+			if !end || len(bytes.TrimSpace(rest)) > 0 {
+				return nil, f.bad(line, "the line is empty")
+			}
+			break
+		}
+		cells, err := f.split(bytes.Clone(record), nil)
+		if err != nil {
+			return nil, f.bad(line, "%w", err)
+		}
+		if len(cells) != len(f.names) {
+			return nil, f.bad(line, "%s", f.ragged(record, len(cells)))
+		}
+		for _, k := range take {
+			all = append(all, string(cells[k].text))
+			if !utf8.Valid(cells[k].text) {
+				return nil, f.bad(line, "column %s: %s is no UTF-8; write the file again in UTF-8",
+					f.names[k].Name, Brief(cells[k].text))
 			}
 		}
+		b.Line = line
+		all = append(all, b.Where(0))
+		line, text = line+lines, rest
 	}
+	return all, nil
 }
