@@ -7,7 +7,9 @@ import (
 	"errors"
 	"io"
 	"math/bits"
+	"slices"
 	"sort"
+	"strconv"
 
 	"github.com/parquet-go/parquet-go"
 
@@ -15,9 +17,9 @@ import (
 )
 
 // row is a row of a file of names: the name of the node that is the row's number, and an index of
-// all names, hash and node, by ascending hash.
-type row struct {
-	Name string `parquet:"name,plain"`
+// all names, hash and node, by ascending hash. Names that are all whole numbers are kept as such.
+type row[N string | int64 | uint64] struct {
+	Name N      `parquet:"name,plain"`
 	Hash uint64 `parquet:"hash,plain"`
 	Node int64  `parquet:"node,plain"`
 }
@@ -27,24 +29,71 @@ const groupRows = 1 << 15
 
 // Write writes the file of names, when they are numbered.
 func (j *Join) Write(ctx context.Context, w io.Writer) error {
-	if _, err := j.listFile.Seek(0, io.SeekStart); err != nil {
+	signed, unsigned := true, true
+	next, err := j.names()
+	for i := uint64(0); err == nil && i < j.nodes && (signed || unsigned); i++ {
+		var name []byte
+		name, err = next()
+		signed = signed && isNumber(name, strconv.ParseInt, strconv.FormatInt)
+		unsigned = unsigned && isNumber(name, strconv.ParseUint, strconv.FormatUint)
+	}
+	switch {
+	case err != nil:
+		return err
+	case signed:
+		return write(ctx, j, w, func(name []byte) (int64, error) {
+			return strconv.ParseInt(string(name), 10, 64)
+		})
+	case unsigned:
+		return write(ctx, j, w, func(name []byte) (uint64, error) {
+			return strconv.ParseUint(string(name), 10, 64)
+		})
+	}
+	return write(ctx, j, w, func(name []byte) (string, error) { return string(name), nil })
+}
+
+// isNumber reports whether a name is a whole number as it is written: not 007, and not +7.
+func isNumber[N int64 | uint64](name []byte, parse func(string, int, int) (N, error),
+	format func(N, int) string) bool {
+	x, err := parse(string(name), 10, 64)
+	return err == nil && format(x, 10) == string(name)
+}
+
+// names returns what reads the different names in the order of their nodes.
+func (j *Join) names() (next func() ([]byte, error), err error) {
+	_, err = j.listFile.Seek(0, io.SeekStart)
+	list := bufio.NewReaderSize(j.listFile, 1<<18)
+	var name []byte
+	return func() ([]byte, error) {
+		n, err := binary.ReadUvarint(list)
+		if err != nil {
+			return nil, err
+		}
+		name = slices.Grow(name[:0], int(n))[:n]
+		_, err = io.ReadFull(list, name)
+		return name, err
+	}, err
+}
+
+func write[N string | int64 | uint64](ctx context.Context, j *Join, w io.Writer,
+	of func(name []byte) (N, error)) error {
+	next, err := j.names()
+	if err != nil {
 		return err
 	}
-	list := bufio.NewReaderSize(j.listFile, 1<<18)
 	p, index := 0, j.found.stream(0)
-	out := parquet.NewGenericWriter[row](w, parquet.MaxRowsPerRowGroup(groupRows),
+	out := parquet.NewGenericWriter[row[N]](w, parquet.MaxRowsPerRowGroup(groupRows),
 		parquet.CreatedBy("heliosctl", "1", ""), parquet.DataPageStatistics(false))
-	rows := make([]row, 0, groupRows)
+	rows := make([]row[N], 0, groupRows)
 	for i := range j.nodes {
-		n, err := binary.ReadUvarint(list)
+		name, err := next()
 		if err != nil {
 			return err
 		}
-		name := make([]byte, n)
-		if _, err := io.ReadFull(list, name); err != nil {
+		r := row[N]{}
+		if r.Name, err = of(name); err != nil {
 			return err
 		}
-		r := row{Name: string(name)}
 		for {
 			r.Hash, err = index.number()
 			if !errors.Is(err, io.ErrUnexpectedEOF) || p+1 == j.parts {
@@ -118,7 +167,15 @@ func (f *File) Name(node int64) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return string(f.names.c.Text(i)), nil
+	return string(nameAt(f.names.c, i)), nil
+}
+
+// nameAt is a name of the file as text.
+func nameAt(c *table.Column, i int) []byte {
+	if c.Kind == table.Text {
+		return c.Text(i)
+	}
+	return table.AppendInt(nil, c, i)
 }
 
 // Node returns the node of a name; ok is false where none has it. Hashes are spread evenly, so the
@@ -174,8 +231,8 @@ func (f *File) Each(fn func(name []byte) error) error {
 		if err != nil {
 			return err
 		}
-		for k := range len(c.Offsets) - 1 {
-			if err := fn(c.Text(k)); err != nil {
+		for k := range int(f.g.Starts[i+1] - f.g.Starts[i]) {
+			if err := fn(nameAt(c, k)); err != nil {
 				return err
 			}
 		}

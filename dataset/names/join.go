@@ -26,7 +26,8 @@ type Join struct {
 	o      Options
 	parts  int
 	shift  uint
-	nodes  uint64 // names of the table
+	nodes  uint64 // names of the table, and the others once they are numbered
+	rows   uint64 // names of the table
 	total  uint64 // names that were added
 	closed bool   // the table is whole
 
@@ -47,13 +48,13 @@ type Options struct {
 	// Create makes a scratch file.
 	Create func(name string) (*os.File, error)
 	Memory int64
-	// Table says that a table of the nodes is added first: no others are nodes then.
-	Table bool
-	Type  string // name of the type, for errors
-	Bytes int64  // about how much text all names have
+	// Table says that a table of the nodes is added first: no others are nodes then, unless Open.
+	Table, Open bool
+	Type        string // name of the type, for errors
+	Bytes       int64  // about how much text all names have
 }
 
-// None is the number of a name that no node of the table has.
+// None is the number of a name that no node has.
 const None = ^uint64(0)
 
 // The number of parts. With 64 MiB of memory 256 parts hold some 100 million names, 1024 four times
@@ -224,7 +225,10 @@ func (j *Join) Add(d *Dealt) error {
 }
 
 // EndTable says that all nodes of the table were added.
-func (j *Join) EndTable() { j.closed, j.nodes = true, j.total }
+func (j *Join) EndTable() { j.closed, j.nodes, j.rows = true, j.total, j.total }
+
+// open reports whether names that are in no table are nodes.
+func (o *Options) open() bool { return !o.Table || o.Open }
 
 // Twice says that two rows of a table have one name: they count from 0.
 type Twice struct{ First, Second uint64 }
@@ -243,7 +247,7 @@ func (j *Join) Number(ctx context.Context) (err error) {
 		return err
 	}
 	var seen *spool // different names of each part, where no table has them
-	if !j.o.Table {
+	if j.o.open() {
 		if seen, err = j.spool("seen"); err != nil {
 			return err
 		}
@@ -275,7 +279,7 @@ func (j *Join) Number(ctx context.Context) (err error) {
 	if first != nil {
 		return first
 	}
-	if !j.o.Table {
+	if j.o.open() {
 		if err := j.rank(seen); err != nil {
 			return err
 		}
@@ -316,7 +320,7 @@ func (t *part) join() (twice *Twice, err error) {
 			return nil, err
 		}
 		h := hashOf(name)
-		open := !j.o.Table || n < nodes
+		open := j.o.open() || n < nodes
 		k, isNew := t.find(name, h, open)
 		if isNew && int64(len(t.text)+24*len(t.hashes)) > j.room() {
 			return nil, j.tooMany()
@@ -418,7 +422,7 @@ func (j *Join) partsFrom(skip uint64) (*bufio.Reader, error) {
 
 // rank numbers names by their first appearance: the next place of a part is a new name.
 func (j *Join) rank(seen *spool) error {
-	order, err := j.partsFrom(0)
+	order, err := j.partsFrom(j.rows)
 	if err != nil {
 		return err
 	}
@@ -426,9 +430,10 @@ func (j *Join) rank(seen *spool) error {
 	next := make([]uint32, j.parts)
 	for p := range j.parts {
 		local[p], texts[p] = j.local.stream(p), seen.stream(p)
+		next[p] = uint32(j.ranks.size(p) / 8)
 	}
 	var b [8]byte
-	for range j.total {
+	for range j.total - j.rows {
 		if _, err := io.ReadFull(order, b[:2]); err != nil {
 			return err
 		}
@@ -544,11 +549,7 @@ func (j *Join) Nodes() int64 { return int64(j.nodes) }
 // Numbers calls fn with the numbers of the names that were added behind the table, in their order;
 // None for one that no node has.
 func (j *Join) Numbers(ctx context.Context, fn func([]uint64) error) error {
-	skip := uint64(0)
-	if j.o.Table {
-		skip = j.nodes
-	}
-	order, err := j.partsFrom(skip)
+	order, err := j.partsFrom(j.rows)
 	if err != nil {
 		return err
 	}
@@ -558,7 +559,7 @@ func (j *Join) Numbers(ctx context.Context, fn func([]uint64) error) error {
 	}
 	const at = 1 << 14
 	raw, out := make([]byte, 2*at), make([]uint64, at)
-	for left := j.total - skip; left > 0; {
+	for left := j.total - j.rows; left > 0; {
 		n := min(left, at)
 		left -= n
 		if _, err := io.ReadFull(order, raw[:2*n]); err != nil {

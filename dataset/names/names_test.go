@@ -76,9 +76,9 @@ func TestJoinAgainstMap(t *testing.T) {
 		}
 		ends = append(ends, e)
 	}
-	for _, table := range []bool{false, true} {
+	for _, o := range []Options{{}, {Table: true}, {Table: true, Open: true}} {
 		number, nodes := map[string]uint64{}, []string(nil)
-		if table {
+		if o.Table {
 			for len(nodes) < 50_000 {
 				n := name(70_000)
 				if _, ok := number[n]; !ok {
@@ -93,7 +93,7 @@ func TestJoinAgainstMap(t *testing.T) {
 			for _, n := range e {
 				v, ok := number[n]
 				switch {
-				case !ok && table:
+				case !ok && !o.open():
 					v = None
 				case !ok:
 					v = uint64(len(number))
@@ -103,7 +103,7 @@ func TestJoinAgainstMap(t *testing.T) {
 				want = append(want, v)
 			}
 		}
-		j, err := join(t, Options{}, nodes, ends...)
+		j, err := join(t, o, nodes, ends...)
 		require.NoError(t, err)
 		require.EqualValues(t, len(number), j.Nodes())
 		require.Equal(t, want, numbers(t, j))
@@ -122,7 +122,7 @@ func TestJoinAgainstMap(t *testing.T) {
 		require.NoError(t, err)
 		require.False(t, ok)
 		// The same with 1024 parts.
-		j, err = join(t, Options{Bytes: manyBytes + 1}, nodes, ends...)
+		j, err = join(t, Options{Bytes: manyBytes + 1, Open: o.Open}, nodes, ends...)
 		require.NoError(t, err)
 		require.Equal(t, want, numbers(t, j))
 		_, again := file(t, j)
@@ -136,4 +136,30 @@ func TestTwice(t *testing.T) {
 	j, err := join(t, Options{}, []string{"a"}, []string{"a", "", "a"})
 	require.NoError(t, err)
 	require.Equal(t, []uint64{0, None, 0}, numbers(t, j))
+}
+
+// Whole numbers come back as they were written, and stand in the file as numbers.
+func TestNumbersStayNumbers(t *testing.T) {
+	for kind, list := range map[table.Kind][]string{
+		table.Int:  {"7", "-9223372036854775808", "0"},
+		table.Uint: {"18446744073709551615", "3"},
+		table.Text: {"7", "007"},
+	} {
+		j, err := join(t, Options{}, list)
+		require.NoError(t, err)
+		f, _ := file(t, j)
+		c, err := f.g.Read(0, "name")
+		require.NoError(t, err)
+		require.Equal(t, kind, c.Kind)
+		var all []string
+		require.NoError(t, f.Each(func(name []byte) error {
+			all = append(all, string(name))
+			return nil
+		}))
+		require.Equal(t, list, all)
+		v, ok, err := f.Node(list[1])
+		require.NoError(t, err)
+		require.True(t, ok)
+		require.EqualValues(t, 1, v)
+	}
 }

@@ -145,7 +145,7 @@ func (g *Groups) Read(group int, column string) (c *Column, err error) {
 		}
 		i := f.column[k]
 		stored := &f.groups[group].chunks[i]
-		c = &Column{Name: column}
+		c = &Column{Name: column, Kind: f.named[k].Kind}
 		p := newPages(io.NewSectionReader(g.in, stored.at, stored.length), stored, &f.leaves[i],
 			f.limit)
 		if err := p.fill(c, int(f.groups[group].rows)); err != nil {
