@@ -104,6 +104,20 @@ type Source struct {
 	From    []string          `yaml:"from,omitempty"`
 	Options map[string]string `yaml:"options,omitempty"` // what to repeat to get the same
 	Counts  map[string]int64  `yaml:"counts,omitempty"`  // what was found on the way
+	// Appended are the imports that have added to the dataset, the last one at the end.
+	Appended []Addition `yaml:"appended,omitempty"`
+}
+
+// Addition is an import that has added to a dataset.
+type Addition struct {
+	UUID  string `yaml:"uuid"`  // of the dataset as it was: its rows are the first ones of each type
+	Input string `yaml:"input"` // fingerprint of what was added
+}
+
+// WasOnce reports whether an import has added to the dataset with a UUID, which this one begins with:
+// its nodes have kept numbers, rows and splits.
+func (s *Source) WasOnce(uuid string) bool {
+	return slices.ContainsFunc(s.Appended, func(a Addition) bool { return a.UUID == uuid })
 }
 
 // Dataset is an open dataset directory. It is safe for concurrent use.
@@ -269,7 +283,7 @@ func (d *Dataset) RelationInMemory(i int) (*graph.Topology, error) {
 
 // oneRelation refuses a graph of several types or relations.
 func (d *Dataset) oneRelation() error {
-	if d.Meta.Homogeneous() {
+	if len(d.Meta.NodeTypes) <= 1 && len(d.Meta.Relations) <= 1 {
 		return nil
 	}
 	return errs.New(errs.Capability,

@@ -123,9 +123,10 @@ type typedMeta struct {
 // Typed reports whether the dataset is of format 2.
 func (m *Meta) Typed() bool { return len(m.NodeTypes) > 0 }
 
-// Homogeneous reports whether there are one type of nodes and one relation, as in format 1.
+// Homogeneous reports whether there are one type of nodes, which has rows, and one relation, as in
+// format 1. Models of typed graphs learn rows where there are none.
 func (m *Meta) Homogeneous() bool {
-	return !m.Typed() || len(m.NodeTypes) == 1 && len(m.Relations) == 1
+	return !m.Typed() || len(m.NodeTypes) == 1 && len(m.Relations) == 1 && m.NodeTypes[0].Dim > 0
 }
 
 // Graph returns the types, relations and tasks; those of format 1 are one of each.

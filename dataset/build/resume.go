@@ -442,6 +442,7 @@ func (j *journal) usable(dir string) error {
 type ResumeOptions struct {
 	Out     string
 	Input   string // fingerprint of input and options: only an import with the same one goes on
+	Over    string // UUID of the dataset at Out, whose place the new one takes; "": none is there
 	Memory  int64  // 0: what the interrupted import had, or edges.Budget
 	Restart bool   // start over
 	Note    func(format string, a ...any)
@@ -450,7 +451,12 @@ type ResumeOptions struct {
 // Resume is a new directory for an import, or that of an interrupted one with the same input and
 // options. memory is what the import may take.
 func Resume(o ResumeOptions) (s *Staging, memory int64, err error) {
-	out, err := CheckOut(o.Out)
+	out := filepath.Clean(o.Out)
+	if o.Over == "" {
+		out, err = CheckOut(o.Out)
+	} else {
+		err = CheckOver(out, o.Over)
+	}
 	if err != nil {
 		return nil, 0, err
 	}
@@ -470,7 +476,7 @@ func Resume(o ResumeOptions) (s *Staging, memory int64, err error) {
 			why = errs.Textf("%v", err)
 			return false
 		}
-		s = &Staging{dir: dir, out: out, lock: lock, sums: map[string][]byte{},
+		s = &Staging{dir: dir, out: out, over: o.Over, lock: lock, sums: map[string][]byte{},
 			rows: map[string]int64{}, sealed: map[string]seal.Sealed{}, journal: j}
 		return true
 	})
@@ -524,6 +530,7 @@ func (o *ResumeOptions) begin(out string) (s *Staging, memory int64, err error) 
 	if s, err = makeStaging(out); err != nil {
 		return nil, 0, err
 	}
+	s.over = o.Over
 	memory = edges.Budget(o.Memory)
 	path := filepath.Join(out, JournalName)
 	f, err := os.OpenFile(filepath.Join(s.dir, JournalName),

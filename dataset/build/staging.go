@@ -38,6 +38,7 @@ var WriteFault func(path string) error
 // when every file in it is complete and on the disk, so a dataset directory is whole or absent.
 type Staging struct {
 	dir, out string
+	over     string // UUID of the dataset at out, whose place it takes; "": none is there
 	lock     *os.File
 	sums     map[string][]byte // payload hash of each array, for the UUID
 	rows     map[string]int64
@@ -211,6 +212,9 @@ func (s *Staging) Commit(m dataset.Meta) error {
 	if err := s.syncFolders(); err != nil {
 		return err
 	}
+	if s.over != "" {
+		return s.exchange()
+	}
 	err = durable.RenameNew(s.dir, s.out)
 	if errors.Is(err, unix.EEXIST) {
 		return errs.New(errs.Refused,
@@ -225,6 +229,60 @@ func (s *Staging) Commit(m dataset.Meta) error {
 	err = s.lock.Close()
 	s.lock = nil
 	return err
+}
+
+// exchange changes places with the dataset at out, in one step, and removes that.
+func (s *Staging) exchange() error {
+	old, err := os.Open(s.out)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = old.Close() }()                              // a directory
+	if err := unix.Flock(int(old.Fd()), unix.LOCK_EX); err != nil { // two that change it at once
+		return fmt.Errorf("lock %s: %w", s.out, err)
+	}
+	if err := CheckOver(s.out, s.over); err != nil {
+		return err
+	}
+	if err := unix.Renameat2(unix.AT_FDCWD, s.dir, unix.AT_FDCWD, s.out,
+		unix.RENAME_EXCHANGE); err != nil {
+		return fmt.Errorf("changing places of %s and %s: %w", s.dir, s.out, err)
+	}
+	if err := durable.Sync(filepath.Dir(s.out)); err != nil {
+		return fmt.Errorf("sync %s: %w", filepath.Dir(s.out), err)
+	}
+	return s.Abort() // the name is the old dataset's now
+}
+
+// CheckOver refuses a folder that is not a dataset with a UUID, or holds anything else.
+func CheckOver(out, uuid string) error {
+	d, err := dataset.Open(out)
+	if err != nil {
+		return err
+	}
+	is := d.UUID().String()
+	if err := d.Close(); err != nil {
+		return err
+	}
+	if is != uuid {
+		return errs.New(errs.Refused, "%s was changed by somebody else meanwhile; run it again", out)
+	}
+	return filepath.WalkDir(out, func(path string, e fs.DirEntry, err error) error {
+		name, rerr := filepath.Rel(out, path)
+		if err = errors.Join(err, rerr); err != nil {
+			return err
+		}
+		const hotness = "hotness" // of the graph as it was, which a run makes anew
+		folder := name == "." || name == hotness || dataset.IsPart(name)
+		file := name == seal.Name || dataset.IsFile(name) ||
+			filepath.Dir(name) == hotness && filepath.Ext(name) == "."+hotness
+		if e.IsDir() && folder || e.Type().IsRegular() && file {
+			return nil
+		}
+		return errs.New(errs.Refused,
+			"%s is no file of the dataset, whose folder is replaced; move it elsewhere (partitions and checkpoints are of the graph as it was)",
+			path)
+	})
 }
 
 // syncFolders makes the names of all files durable.

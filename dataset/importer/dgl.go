@@ -290,7 +290,7 @@ func (im *dglImport) dglEdges(path string, g dglGraph) (s edges.Source, err erro
 	if best.bit == dglCOO {
 		return pairEdges(best.a, best.b, nodes)
 	}
-	return offsetEdges(best.a, best.b, nodes, best.bit == dglCSC)
+	return offsetEdges(best.a, best.b, ofOne(nodes), best.bit == dglCSC)
 }
 
 // check refuses a form that is not of so many nodes, or not of count edges, which is -1 where it is

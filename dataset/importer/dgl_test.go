@@ -412,10 +412,10 @@ func TestArrayEdges(t *testing.T) {
 	}
 	for name, source := range map[string]func() (edges.Source, error){
 		"in": func() (edges.Source, error) {
-			return offsetEdges(opened("ptr"), opened("idx"), nodes, true)
+			return offsetEdges(opened("ptr"), opened("idx"), ofOne(nodes), true)
 		},
 		"out": func() (edges.Source, error) {
-			return offsetEdges(opened("ptr"), opened("idx"), nodes, false)
+			return offsetEdges(opened("ptr"), opened("idx"), ofOne(nodes), false)
 		},
 		"pairs": func() (edges.Source, error) {
 			return pairEdges(opened("idx"), opened("own"), nodes)

@@ -253,7 +253,11 @@ func idArray(a *npy.Array) error {
 // offsetEdges are the edges of two arrays: the neighbours of v are idx[ptr[v]:ptr[v+1]], which are
 // the sources of edges to v with in, and the destinations of edges from v without. A part is a
 // range of nodes.
-func offsetEdges(ptr, idx *npy.Array, nodes int64, in bool) (edges.Source, error) {
+func offsetEdges(ptr, idx *npy.Array, of ends, in bool) (edges.Source, error) {
+	nodes, limit := of.dst, of.src
+	if !in {
+		nodes, limit = limit, nodes
+	}
 	for _, a := range []*npy.Array{ptr, idx} {
 		if err := idArray(a); err != nil {
 			return edges.Source{}, err
@@ -273,8 +277,8 @@ func offsetEdges(ptr, idx *npy.Array, nodes int64, in bool) (edges.Source, error
 			done func(int64)) error {
 			first := nodes/parts*int64(part) + min(int64(part), nodes%parts)
 			end := nodes/parts*int64(part+1) + min(int64(part+1), nodes%parts)
-			l := listReader{ctx: ctx, ptr: ptr, idx: idx, nodes: nodes, total: total, in: in,
-				emit: emit, done: done}
+			l := listReader{ctx: ctx, ptr: ptr, idx: idx, nodes: nodes, limit: limit, total: total,
+				in: in, emit: emit, done: done}
 			return l.read(first, end)
 		}}, nil
 }
@@ -283,7 +287,8 @@ func offsetEdges(ptr, idx *npy.Array, nodes int64, in bool) (edges.Source, error
 type listReader struct {
 	ctx          context.Context
 	ptr, idx     *npy.Array
-	nodes, total int64
+	nodes, limit int64 // whose lists they are, and who may be in them
+	total        int64
 	in           bool
 	emit         func(src, dst []int64) error
 	done         func(int64)
@@ -373,8 +378,8 @@ func (l *listReader) flush() error {
 		return err
 	}
 	for i, x := range ids {
-		if uint64(x) >= uint64(l.nodes) {
-			return dataset.BadID(l.idx.Name, l.pos-int64(n)+int64(i), x, l.nodes)
+		if uint64(x) >= uint64(l.limit) {
+			return dataset.BadID(l.idx.Name, l.pos-int64(n)+int64(i), x, l.limit)
 		}
 	}
 	src, dst := ids, l.own

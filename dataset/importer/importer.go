@@ -22,10 +22,12 @@ import (
 //
 // Large: the parts share the options, the budget and the numbering of nodes.
 type importer struct {
-	o    Options
-	s    *build.Staging
-	m    dataset.Meta
-	held int64 // bytes of memory that were promised (needMemory)
+	o Options
+	s *build.Staging
+	m dataset.Meta
+	// input is the fingerprint of files and options, where the import can be resumed
+	input string
+	held  int64 // bytes of memory that were promised (needMemory)
 	// folder gets features, or labels and splits: that of a part of a typed dataset; "" of others.
 	folder string
 	ids    nodeIDs
@@ -47,6 +49,10 @@ type importer struct {
 	splitKey func(v int64) uint64
 	// splitOf, where set, is the split of a node as the format defines it, or -1 for none.
 	splitOf func(v int64) int
+	// earlier are the splits of the first nodes, -1: none; nil: the import adds to no dataset.
+	earlier []int8
+	// noRows says that the nodes have no features: the dataset is of format 2.
+	noRows bool
 }
 
 // request holds what a format asks of run.
@@ -57,6 +63,19 @@ type request struct {
 	inputs  []string // files that are read beside those that Options names
 	// once keeps an interrupted import from being resumed.
 	once bool
+	over *dataset.Dataset // whose place the result takes; nil: nothing is there
+}
+
+// appends returns the UUID of the dataset that is added to; "": a new one is made. input is the
+// fingerprint of what is added: a command whose end nobody saw does not add edges twice.
+func (r *request) appends(input string) (uuid string, err error) {
+	if r.over == nil {
+		return "", nil
+	}
+	if a := r.over.Meta.Source.Appended; len(a) > 0 && a[len(a)-1].Input == input {
+		return "", errs.New(errs.Refused, "%s has what these files add already, from the last import", r.Out)
+	}
+	return r.over.Meta.UUID, nil
 }
 
 // run does what all imports share: the staging directory and its end.
@@ -67,25 +86,32 @@ func run(r request, fn func(*importer) error) (err error) {
 	old := debug.SetGCPercent(gcPercent)
 	defer debug.SetGCPercent(old)
 	var s *build.Staging
+	var input string
 	o := r.Options
 	if r.once {
 		s, err = build.NewStaging(o.Out)
 		o.Memory = edges.Budget(o.Memory)
 	} else {
-		var input string
-		if _, err = build.CheckOut(o.Out); err == nil {
+		var over string
+		if r.over == nil {
+			_, err = build.CheckOut(o.Out)
+		}
+		if err == nil {
 			input, err = fingerprint(r)
 		}
 		if err == nil {
-			s, o.Memory, err = build.Resume(build.ResumeOptions{Out: o.Out, Input: input,
-				Memory: o.Memory, Restart: o.Restart, Note: o.note})
+			over, err = r.appends(input)
+		}
+		if err == nil {
+			s, o.Memory, err = build.Resume(build.ResumeOptions{Out: o.Out, Input: input + over,
+				Over: over, Memory: o.Memory, Restart: o.Restart, Note: o.note})
 		}
 	}
 	if err != nil {
 		return err
 	}
 	im := &importer{o: o, s: s, m: dataset.Meta{Name: o.Name, DType: "float32",
-		Source: o.source(r.kind)}}
+		Source: o.source(r.kind)}, input: input}
 	defer func() {
 		err = errors.Join(err, im.freeSorter())
 		switch {

@@ -569,7 +569,7 @@ func (im *npyImport) graphEdges(in *arrays, g npyGraph) (s edges.Source, err err
 			im.m.Source.Options["lists"] = "in"
 			im.noteLists(g.ptr, g.idx)
 		}
-		return offsetEdges(g.ptr, g.idx, im.m.Nodes, lists != "out")
+		return offsetEdges(g.ptr, g.idx, ofOne(im.m.Nodes), lists != "out")
 	case lists != "":
 		return s, errs.New(errs.Usage, "{lists} %s: %s has pairs of nodes and no lists; leave it out",
 			lists, in.where())

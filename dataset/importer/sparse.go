@@ -101,7 +101,7 @@ func (s *sparse) edges(lists string) (edges.Source, error) {
 	if lists != "" {
 		in = lists == "in"
 	}
-	return offsetEdges(ptr, idx, s.nodes, in)
+	return offsetEdges(ptr, idx, ofOne(s.nodes), in)
 }
 
 // noteValues names the values of the entries, which are not used.

@@ -271,7 +271,7 @@ func (im *importer) labelsAndSplits(labels []int32, labelsFile string, given []s
 	if im.m.Train, im.m.Val, im.m.Test, err = sp.Close(); err != nil {
 		return err
 	}
-	if len(given) == 0 && labels != nil && im.splitOf == nil {
+	if len(given) == 0 && labels != nil && im.splitOf == nil && im.earlier == nil {
 		im.noteDealt()
 	}
 	if im.used != nil {
@@ -310,6 +310,16 @@ func (im *importer) place(sp *build.Splitter, trained classSet, labels []int32,
 	switch {
 	case len(given) > 0:
 		return im.placeGiven(place, labels, given)
+	case im.earlier != nil:
+		return placeByRule(place, labels, func(v int64) int {
+			switch {
+			case v < int64(len(im.earlier)):
+				return int(im.earlier[v])
+			case im.splitOf != nil:
+				return im.splitOf(v)
+			}
+			return sp.Of(uint64(v))
+		})
 	case im.splitKey != nil:
 		return placeByRule(place, labels, func(v int64) int { return sp.Of(im.splitKey(v)) })
 	case im.splitOf != nil:

@@ -28,7 +28,7 @@ type TablesDescription struct {
 type NodeTable struct {
 	place
 	NodeType  string         `yaml:"node_type" need:"yes"` // its name
-	Files     texts          `yaml:"files" need:"yes"`     // files, folders of parts or patterns, beside the description
+	Files     texts          `yaml:"files"`                // files, folders of parts or patterns, beside the description; without them the nodes are those that edges name
 	NodeIDCol string         `yaml:"node_id_col"`          // column of names; without it nodes are called 0, 1, …
 	NA        texts          `yaml:"na"`                   // texts that stand for no value, beside an empty cell
 	Features  []FeatureTable `yaml:"features"`             // none: the type has no features
@@ -119,10 +119,7 @@ func parseTables(file string, text []byte) (*TablesDescription, error) {
 		return nil, errs.New(errs.Usage, "%s is empty; {describe} FILES writes a first version", file)
 	}
 	d := &TablesDescription{}
-	if err := decodeYAML(file, n.Content[0], reflect.ValueOf(d).Elem()); err != nil {
-		return nil, err
-	}
-	return d, d.check()
+	return d, decodeYAML(file, n.Content[0], reflect.ValueOf(d).Elem())
 }
 
 // decodeYAML fills in v, and refuses what it has no place for.
@@ -268,8 +265,11 @@ func (d *TablesDescription) check() error {
 }
 
 func (t *NodeTable) check() error {
-	if len(t.Files) == 0 || slices.Contains(t.Files, "") {
+	if slices.Contains(t.Files, "") || t.Files != nil && len(t.Files) == 0 {
 		return t.bad("files names no file")
+	}
+	if t.Files == nil && (t.NodeIDCol != "" || t.Features != nil || t.Labels != nil) {
+		return t.bad("node_type %s has no files, so it has no columns", brief(t.NodeType))
 	}
 	for i := range t.Features {
 		f := &t.Features[i]
@@ -345,7 +345,7 @@ func (e *EdgeTable) check(types, relations map[string]bool) error {
 		relations[n] = true
 	}
 	switch {
-	case len(e.Files) == 0 || slices.Contains(e.Files, ""):
+	case len(e.Files) == 0 && e.SourceIDCol != "", slices.Contains(e.Files, ""):
 		return e.bad("files names no file")
 	case e.WeightCol != "":
 		return errs.With(errs.Capability, e.bad("weight_col: models take no weights of edges; leave it out"))

@@ -129,16 +129,21 @@ func moreRows(b *tables.Batch, nodes int) error {
 // encodeBytes bounds a block of rows that is encoded.
 const encodeBytes = 2 << 20
 
-// writeColumns writes features.npy and columns.json of a table whose columns were learned.
+// writeColumns writes features.npy and columns.json of a table whose columns were learned. before
+// writes the rows before those of the table; src nil: there are no others.
 func (im *importer) writeColumns(ctx context.Context, src *tables.Source,
-	learned []columns.Learned) error {
+	learned []columns.Learned, before func(*featureWriter) error) error {
+	from := "the dataset's own rows"
+	if src != nil {
+		from = src.Files[0]
+	}
 	e, err := columns.NewEncoder(learned)
 	if err != nil {
 		return err
 	}
 	if e.Width() > dataset.MaxDim {
 		return errs.New(errs.Usage, "%s: %d features per node, at most %d; take transform hash for the column with the most categories",
-			src.Files[0], e.Width(), dataset.MaxDim)
+			from, e.Width(), dataset.MaxDim)
 	}
 	if err := im.writeLearned(learned); err != nil {
 		return err
@@ -153,24 +158,28 @@ func (im *importer) writeColumns(ctx context.Context, src *tables.Source,
 			names = append(names, learned[i].Column)
 		}
 	}
-	if src, err = src.Select(names...); err != nil {
-		return err
+	if src != nil {
+		if src, err = src.Select(names...); err != nil {
+			return err
+		}
 	}
-	w, err := im.featureWriter(src.Files[0], int64(e.Width()))
+	w, err := im.featureWriter(from, int64(e.Width()))
 	if err != nil {
 		return err
 	}
 	r := &rowEncoder{e: e, w: w}
-	err = tables.Each(ctx, src, func(b *tables.Batch) (*tables.Batch, error) { return b, nil },
-		func(b *tables.Batch) error {
-			if w.n+int64(b.Rows)*w.dim > im.m.Nodes*w.dim {
-				return moreRows(b, int(im.m.Nodes))
-			}
-			return r.put(b)
-		})
+	if err = before(w); err == nil && src != nil {
+		err = tables.Each(ctx, src, func(b *tables.Batch) (*tables.Batch, error) { return b, nil },
+			func(b *tables.Batch) error {
+				if w.n+int64(b.Rows)*w.dim > im.m.Nodes*w.dim {
+					return moreRows(b, int(im.m.Nodes))
+				}
+				return r.put(b)
+			})
+	}
 	if err == nil && w.n != im.m.Nodes*w.dim {
 		err = errs.New(errs.Usage, "%s: %d rows, and there are %d nodes; the file changed while it was read",
-			src.Files[0], w.n/w.dim, im.m.Nodes)
+			from, w.n/w.dim, im.m.Nodes)
 	}
 	if err != nil {
 		return errors.Join(err, w.out.Discard())
@@ -256,14 +265,18 @@ func (im *importer) writeLearned(learned []columns.Learned) error {
 	return f.Finish()
 }
 
-// likeColumns reads the columns of a type of nodes of a dataset, and the names of its classes.
-func likeColumns(d *dataset.Dataset, dir, nodeType string) (learned []columns.Learned, err error) {
+// likeColumns reads the columns of a type of nodes of a dataset, which messages call what; nil: it has
+// no rows.
+func likeColumns(d *dataset.Dataset, what, nodeType string) (learned []columns.Learned, err error) {
 	g := d.Meta.Graph()
 	i := 0
 	if nodeType != "" && d.Meta.Typed() && !d.Meta.Homogeneous() {
 		if i = g.TypeOf(nodeType); i < 0 {
-			return nil, errs.New(errs.Usage, "{like} %s has no nodes of type %s", dir, brief(nodeType))
+			return nil, errs.New(errs.Usage, "%s has no nodes of type %s", what, brief(nodeType))
 		}
+	}
+	if g.NodeTypes[i].Dim == 0 {
+		return nil, nil
 	}
 	text, err := d.ColumnsOf(i)
 	if err != nil {
@@ -271,19 +284,19 @@ func likeColumns(d *dataset.Dataset, dir, nodeType string) (learned []columns.Le
 	}
 	if text == nil {
 		return nil, errs.New(errs.Usage,
-			"{like} %s has no %s: its features were not made of a table's columns", dir,
+			"%s has no %s: its features were not made of a table's columns", what,
 			path.Join(g.NodeTypes[i].Dir, dataset.ColumnsName))
 	}
 	var f columnsFile
 	if err := json.Unmarshal(text, &f); err != nil {
-		return nil, errs.New(errs.Usage, "{like} %s: %s: %w", dir, dataset.ColumnsName, err)
+		return nil, errs.New(errs.Usage, "%s: %s: %w", what, dataset.ColumnsName, err)
 	}
 	if f.Format != 1 {
-		return nil, errs.New(errs.Usage, "{like} %s: %s has format %d, this heliosctl reads 1", dir,
+		return nil, errs.New(errs.Usage, "%s: %s has format %d, this heliosctl reads 1", what,
 			dataset.ColumnsName, f.Format)
 	}
 	if err := columns.CheckLearned(f.Columns); err != nil {
-		return nil, errs.New(errs.Usage, "{like} %s: %s: %w", dir, dataset.ColumnsName, err)
+		return nil, errs.New(errs.Usage, "%s: %s: %w", what, dataset.ColumnsName, err)
 	}
 	return f.Columns, nil
 }
@@ -339,6 +352,9 @@ func (im *importer) chooseFeatures(ctx context.Context, c *ColumnOptions, t *Nod
 	looks, err := profile(ctx, src, t.NA, names)
 	if err != nil {
 		return err
+	}
+	if len(looks) < len(names) {
+		return errs.New(errs.Usage, "%s has no rows", src.Files[0])
 	}
 	var left []string
 	chosen := map[string][]string{}

@@ -53,7 +53,7 @@ func (t *tableImport) number(ctx context.Context) error {
 		if err := t.numberType(ctx, i); err != nil {
 			return err
 		}
-		if t.d.Nodes[i].named() {
+		if t.named(i) {
 			files = append(files, t.namesFile(i))
 		}
 	}
@@ -70,11 +70,17 @@ func (t *tableImport) number(ctx context.Context) error {
 
 // named reports whether the nodes have names: those of a table without a column of ids are called
 // by the numbers of their rows.
-func (t *NodeTable) named() bool { return t.NodeIDCol != "" || len(t.Files) == 0 }
+func (t *tableImport) named(i int) bool {
+	if t.base != nil {
+		_, err := os.Lstat(t.base.Path(t.namesFile(i)))
+		return err == nil
+	}
+	return t.d.Nodes[i].NodeIDCol != "" || t.nodes[i] == nil
+}
 
 // namesFile is the file of a type's names.
 func (t *tableImport) namesFile(i int) string {
-	if t.typed() || !t.plain() {
+	if t.typed() || t.inFolders() {
 		return path.Join(dataset.NodesDir(i), dataset.NameMapName)
 	}
 	return dataset.NameMapName
@@ -88,18 +94,33 @@ func (t *tableImport) numberType(ctx context.Context, i int) (err error) {
 		bytes = t.nodes[i].Size
 	}
 	for _, s := range t.edges {
-		bytes += s.Size
+		if s != nil {
+			bytes += s.Size
+		}
 	}
-	j, err := names.New(names.Options{Memory: t.o.Memory, Table: t.nodes[i] != nil,
-		Type: n.NodeType, Bytes: bytes, Create: t.unlinked})
+	if t.base != nil {
+		if st, err := os.Stat(t.base.Path(t.namesFile(i))); err == nil {
+			bytes += st.Size()
+		}
+	}
+	j, err := names.New(names.Options{Memory: t.o.Memory, Table: t.base != nil || t.nodes[i] != nil,
+		Open: t.openType(i), Type: n.NodeType, Bytes: bytes, Create: t.unlinked})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, j.Close()) }()
-	if t.nodes[i] != nil {
-		if err := t.addTable(ctx, j, n, t.nodes[i]); err != nil {
+	if t.base != nil {
+		if err := t.addBase(ctx, j, i); err != nil {
 			return err
 		}
+	}
+	if t.nodes[i] != nil {
+		if err := t.addTable(ctx, j, n, t.nodes[i], t.baseNodes(i)); err != nil {
+			return err
+		}
+	}
+	if t.base != nil || t.nodes[i] != nil {
+		j.EndTable()
 	}
 	for k := range t.d.Edges {
 		if err := t.addEnds(ctx, j, k, n.NodeType); err != nil {
@@ -116,7 +137,7 @@ func (t *tableImport) numberType(ctx context.Context, i int) (err error) {
 		return errs.New(errs.Usage, "there are no nodes of type %s", brief(n.NodeType))
 	}
 	t.Nodes = append(t.Nodes, j.Nodes())
-	if n.named() {
+	if t.named(i) {
 		out, err := t.s.Create(t.namesFile(i))
 		if err != nil {
 			return err
@@ -140,9 +161,9 @@ func (t *tableImport) unlinked(name string) (*os.File, error) {
 	return f, err
 }
 
-// addTable adds the names of a table of nodes, or the numbers of its rows.
+// addTable adds the names of a table of nodes, or the numbers of its rows, from first on.
 func (t *tableImport) addTable(ctx context.Context, j *names.Join, n *NodeTable,
-	src *tables.Source) error {
+	src *tables.Source, first int64) error {
 	col := n.NodeIDCol
 	if col == "" {
 		col = src.Fields[0].Name
@@ -163,7 +184,7 @@ func (t *tableImport) addTable(ctx context.Context, j *names.Join, n *NodeTable,
 	number := func(b *tables.Batch) error {
 		c := tables.Column{Kind: tables.Int}
 		for range b.Rows {
-			c.Ints = append(c.Ints, rows)
+			c.Ints = append(c.Ints, first+rows)
 			rows++
 		}
 		d, err := j.Deal(b, &c)
@@ -183,7 +204,6 @@ func (t *tableImport) addTable(ctx context.Context, j *names.Join, n *NodeTable,
 	if err == nil && rows == 0 {
 		err = errs.New(errs.Usage, "%s has no rows", src.Files[0])
 	}
-	j.EndTable()
 	return err
 }
 
@@ -200,6 +220,9 @@ func (e *EdgeTable) ends(nodeType string) (all []int) {
 // addEnds adds the names of a type that a relation's edges have.
 func (t *tableImport) addEnds(ctx context.Context, j *names.Join, k int, nodeType string) error {
 	e, src := &t.d.Edges[k], t.edges[k]
+	if src == nil {
+		return nil
+	}
 	var cols []string
 	for _, end := range e.ends(nodeType) {
 		col := []string{e.SourceIDCol, e.DestIDCol}[end]
@@ -300,13 +323,20 @@ func (t *tableImport) twice(ctx context.Context, i int, twice *names.Twice) erro
 	src, col := t.nodes[i], t.d.Nodes[i].NodeIDCol
 	first := ""
 	found := errors.New("found")
-	if err := rowAt(ctx, src, col, int64(twice.First), func(b *tables.Batch, i int) error {
+	before := t.baseNodes(i)
+	if int64(twice.First) < before {
+		return rowAt(ctx, src, col, int64(twice.Second)-before, func(b *tables.Batch, i int) error {
+			return b.Bad(i, col, "%s is node %d of %s already; a node has one row, and rows stay as they are",
+				cellText(&b.Columns[0], i), twice.First, t.opt.Out)
+		})
+	}
+	if err := rowAt(ctx, src, col, int64(twice.First)-before, func(b *tables.Batch, i int) error {
 		first = b.Where(i)
 		return found
 	}); !errors.Is(err, found) {
 		return err
 	}
-	return rowAt(ctx, src, col, int64(twice.Second), func(b *tables.Batch, i int) error {
+	return rowAt(ctx, src, col, int64(twice.Second)-before, func(b *tables.Batch, i int) error {
 		return b.Bad(i, col, "%s is the id of %s, too; a node has one row", cellText(&b.Columns[0], i),
 			first)
 	})
@@ -323,6 +353,9 @@ func cellText(c *tables.Column, i int) string {
 // to be dropped.
 func (t *tableImport) countDangling(ctx context.Context, k int) error {
 	e := &t.d.Edges[k]
+	if t.edges[k] == nil {
+		return nil
+	}
 	first := [2]int64{-1, -1}
 	row := int64(0)
 	s := t.endsOf(k)
@@ -361,13 +394,21 @@ func (t *tableImport) countDangling(ctx context.Context, k int) error {
 // edgesPerPart is the number of edges of a part of endsOf.
 const edgesPerPart = 1 << 20
 
-// edgesOf are the edges of an entry of the description.
-func (t *tableImport) edgesOf(i int) edges.Source {
+// edgesOf are the edges of an entry of the description, after those that are there.
+func (t *tableImport) edgesOf(i int) ([]edges.Source, error) {
+	all, err := t.baseEdges(i)
+	if err != nil || t.edges[i] == nil {
+		return all, err
+	}
 	if n := t.Dangling[i]; n > 0 {
 		t.o.note("%s: %d edges that name nodes that are not there are left out", t.edges[i].Files[0], n)
 		t.m.Source.Counts["dangling-edges-dropped"] += n
 	}
-	return t.endsOf(i)
+	s := t.endsOf(i)
+	if t.both {
+		s = withOpposites(s, func(src, dst int64) (bool, error) { return src != dst, nil })
+	}
+	return append(all, s), nil
 }
 
 // endsOf are the edges of the scratch files of a relation.

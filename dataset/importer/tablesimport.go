@@ -36,6 +36,7 @@ type TablesOptions struct {
 	Dedup        bool   `option:"dedup" usage:"drop repeated edges"`
 	Dangling     string `option:"dangling" common:"yes" oneof:"refuse,drop" default:"refuse" usage:"edges that name a node that is in no row: refuse them, or drop them"`
 	Header       string `option:"header" oneof:"yes,no" shown:"found out" usage:"whether the first line of text files names columns; without names these are 1, 2, …"`
+	Append       bool   `option:"append" common:"yes" usage:"add nodes and edges to the dataset {out}: its nodes keep numbers, rows and splits, new ones take its columns' statistics and its classes"`
 	AllowOutside bool   `option:"allow-outside" usage:"read files that a description names outside its folder"`
 	PadOption
 	TypedOptions
@@ -46,14 +47,22 @@ const tablesHelp = "{nodes} has a row for each node and {edges} one for each edg
 	"made of columns by the statistics of the training nodes, which stay in the dataset; {like} takes them for other tables."
 
 // Tables imports tables (tablesHelp).
-func Tables(ctx context.Context, o TablesOptions) (fmt.Stringer, error) {
+func Tables(ctx context.Context, o TablesOptions) (_ fmt.Stringer, err error) {
 	if o.Describe != "" {
 		return describeTables(ctx, &o)
+	}
+	t := &tableImport{opt: o}
+	if o.Append {
+		if err := t.openBase(); err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, t.base.Close()) }()
+		o.Out = t.opt.Out
 	}
 	base := o.options()
 	base.Target, base.SelfLoops = o.Target, o.SelfLoops
 	base.Undirected, base.AddReverse, base.Dedup = o.Undirected, o.AddReverse, o.Dedup
-	d, err := o.description()
+	d, err := t.description()
 	if err != nil {
 		return nil, err
 	}
@@ -63,11 +72,11 @@ func Tables(ctx context.Context, o TablesOptions) (fmt.Stringer, error) {
 	if err := base.Output.fill(); err != nil {
 		return nil, err
 	}
-	t := &tableImport{opt: o, d: d}
+	t.d = d
 	if err := t.open(); err != nil {
 		return nil, err
 	}
-	r := request{kind: "tables", options: &o, Options: base, inputs: t.inputs}
+	r := request{kind: "tables", options: &o, Options: base, inputs: t.inputs, over: t.base}
 	return nil, run(r, func(im *importer) error {
 		for _, f := range t.inputs {
 			im.m.Source.From = append(im.m.Source.From, filepath.Base(f))
@@ -77,11 +86,24 @@ func Tables(ctx context.Context, o TablesOptions) (fmt.Stringer, error) {
 	})
 }
 
-// description is the description that {in} names, or that of the flags.
-func (o *TablesOptions) description() (*TablesDescription, error) {
-	if o.In == "" {
-		return o.describeFlags()
+// description is the description that {in} names, or that of the flags, with what is in the dataset
+// that is added to.
+func (t *tableImport) description() (d *TablesDescription, err error) {
+	if t.opt.In != "" {
+		d, err = t.opt.readDescription()
+	} else {
+		d, err = t.opt.describeFlags()
 	}
+	if err == nil && t.base != nil {
+		err = d.complete(t.base)
+	}
+	if err == nil {
+		err = d.check()
+	}
+	return d, err
+}
+
+func (o *TablesOptions) readDescription() (*TablesDescription, error) {
 	for _, x := range []struct{ key, value string }{{"nodes", o.Nodes}, {"id", o.ID},
 		{"edges", o.Edges}, {"src", o.Src}, {"dst", o.Dst}, {"label", o.Label},
 		{"feature-columns", o.Features}, {"na", o.NA}, {"split-column", o.Split},
@@ -107,12 +129,21 @@ func (o *TablesOptions) description() (*TablesDescription, error) {
 // describeFlags describes one type of nodes and one relation.
 func (o *TablesOptions) describeFlags() (*TablesDescription, error) {
 	for _, x := range []struct{ key, value, what string }{
-		{"nodes", o.Nodes, "the table of nodes"}, {"edges", o.Edges, "the table of edges"},
+		{"edges", o.Edges, "the table of edges"},
 		{"src", o.Src, "the column of the edges' sources"},
 		{"dst", o.Dst, "the column of the edges' destinations"}} {
-		if x.value == "" {
+		if x.value == "" && !(o.Append && o.Edges == "" && o.Nodes != "") {
 			return nil, errs.New(errs.Usage, "%v is missing: name %s, or all tables in a description with %v",
 				errs.Key(x.key), x.what, errs.Key("in"))
+		}
+	}
+	for _, x := range []struct{ key, value, table, files string }{
+		{"id", o.ID, "nodes", o.Nodes}, {"label", o.Label, "nodes", o.Nodes},
+		{"feature-columns", o.Features, "nodes", o.Nodes}, {"src", o.Src, "edges", o.Edges},
+		{"dst", o.Dst, "edges", o.Edges}} {
+		if x.files == "" && x.value != "" {
+			return nil, errs.New(errs.Usage, "%v %s is a column of the table of %s; name it with %v",
+				errs.Key(x.key), brief(x.value), x.table, errs.Key(x.table))
 		}
 	}
 	n := NodeTable{NodeType: "node", Files: list(o.Nodes), NodeIDCol: o.ID, NA: list(o.NA)}
@@ -135,8 +166,7 @@ func (o *TablesOptions) describeFlags() (*TablesDescription, error) {
 		}
 		n.Labels = []LabelTable{l}
 	}
-	d := &TablesDescription{Nodes: []NodeTable{n}, Edges: []EdgeTable{e}}
-	return d, d.check()
+	return &TablesDescription{Nodes: []NodeTable{n}, Edges: []EdgeTable{e}}, nil
 }
 
 // tableImport is an import of tables.
@@ -146,9 +176,11 @@ type tableImport struct {
 	d      *TablesDescription
 	inputs []string
 	nodes  []*tables.Source // by entry of the description
-	edges  []*tables.Source
+	edges  []*tables.Source // nil where nothing is added
 	numbered
-	like   *dataset.Dataset // {like}; nil: none
+	base   *dataset.Dataset // that is added to; nil: none
+	both   bool             // edges are stored both ways there
+	like   *dataset.Dataset // {like}, or base; nil: none
 	made   [][]columns.Learned
 	labels []int32
 	file   string // of the labels
@@ -186,6 +218,10 @@ func (t *tableImport) open() error {
 		for k := range n.Features {
 			need = append(need, n.Features[k].FeatureCol...)
 		}
+		if len(n.Files) == 0 {
+			t.nodes = append(t.nodes, nil)
+			continue
+		}
 		s, err := open(&n.place, n.Files, need...)
 		if err != nil {
 			return err
@@ -194,6 +230,10 @@ func (t *tableImport) open() error {
 	}
 	for i := range t.d.Edges {
 		e := &t.d.Edges[i]
+		if len(e.Files) == 0 {
+			t.edges = append(t.edges, nil)
+			continue
+		}
 		s, err := open(&e.place, e.Files, e.SourceIDCol, e.DestIDCol)
 		if err != nil {
 			return err
@@ -245,14 +285,18 @@ func insideFiles(dir, pattern, from string) (ok bool, err error) {
 
 // run numbers the nodes, reads labels and splits, learns the columns, and writes edges and rows.
 func (t *tableImport) run(ctx context.Context) (err error) {
-	if t.opt.Like != "" {
+	if t.like = t.base; t.base != nil {
+		if err := t.likeBase(ctx); err != nil {
+			return err
+		}
+	} else if t.opt.Like != "" {
 		if t.like, err = dataset.Open(t.opt.Like); err != nil {
 			return errs.New(errs.Usage, "{like}: %w", err)
 		}
 		defer func() { err = errors.Join(err, t.like.Close()) }()
 	}
 	typed := t.typed()
-	if typed {
+	if typed && t.base == nil {
 		if o := &t.opt; o.Undirected || o.AddReverse || o.Dedup || o.SelfLoops != "keep" {
 			return errs.New(errs.Usage, "{undirected}, {add-reverse}, {dedup} and {self-loops} are for one relation; write reverse and dedup into %s",
 				t.opt.In)
@@ -262,6 +306,14 @@ func (t *tableImport) run(ctx context.Context) (err error) {
 		return errs.New(errs.Usage, "{pad} is for several types of nodes; leave it out")
 	}
 	t.setTarget()
+	if t.base == nil {
+		t.rowsFirst()
+	}
+	if !typed {
+		if err := t.choose(ctx); err != nil {
+			return err
+		}
+	}
 	if err := t.number(ctx); err != nil {
 		return err
 	}
@@ -272,6 +324,31 @@ func (t *tableImport) run(ctx context.Context) (err error) {
 		return t.writeTyped(ctx)
 	}
 	return t.writePlain(ctx)
+}
+
+// rowsFirst puts types without rows behind those that have some: their numbers name files.
+func (t *tableImport) rowsFirst() {
+	type entry struct {
+		n   NodeTable
+		src *tables.Source
+	}
+	var with, without []entry
+	for i, n := range t.d.Nodes {
+		rows := len(n.Features) > 0
+		if t.like != nil {
+			g := t.like.Meta.Graph()
+			k := g.TypeOf(n.NodeType)
+			rows = k >= 0 && g.NodeTypes[k].Dim > 0
+		}
+		if e := (entry{n, t.nodes[i]}); rows {
+			with = append(with, e)
+		} else {
+			without = append(without, e)
+		}
+	}
+	for i, e := range append(with, without...) {
+		t.d.Nodes[i], t.nodes[i] = e.n, e.src
+	}
 }
 
 // typed reports whether the graph has several types or relations.
@@ -312,12 +389,16 @@ func (t *tableImport) labelsOf(ctx context.Context, i int, typed bool) (err erro
 			}
 		}
 	}
-	if len(n.Labels) == 0 {
-		return nil
+	if len(n.Labels) > 0 {
+		t.file = t.nodes[i].Files[0]
+		if t.labels, err = t.readTask(ctx, n, t.nodes[i], t.m.Nodes-t.baseNodes(i), classes); err != nil {
+			return err
+		}
 	}
-	t.labels, err = t.readTask(ctx, n, t.nodes[i], classes)
-	t.file = t.nodes[i].Files[0]
-	return err
+	if t.base != nil {
+		return t.baseTask(i)
+	}
+	return nil
 }
 
 // likeClasses gives a dataset the classes of {like}.
@@ -334,17 +415,11 @@ func (t *tableImport) likeClasses() {
 func (t *tableImport) features(ctx context.Context, i int, train []bool) ([]columns.Learned,
 	error) {
 	n := &t.d.Nodes[i]
-	if t.like != nil {
-		return likeColumns(t.like, t.opt.Like, n.NodeType)
-	}
-	if t.opt.In == "" {
-		used := []string{n.NodeIDCol}
-		for k := range n.Labels {
-			used = append(used, n.Labels[k].taskColumns()...)
-		}
-		if err := t.chooseFeatures(ctx, &t.opt.ColumnOptions, n, t.nodes[i], used); err != nil {
-			return nil, err
-		}
+	switch {
+	case t.base != nil:
+		return likeColumns(t.base, t.opt.Out, n.NodeType)
+	case t.like != nil:
+		return likeColumns(t.like, "{like} "+t.opt.Like, n.NodeType)
 	}
 	if len(n.Features) == 0 {
 		return nil, nil
@@ -353,6 +428,30 @@ func (t *tableImport) features(ctx context.Context, i int, train []bool) ([]colu
 		t.o.note("type %s: means and categories are those of all nodes, as none is in train", n.NodeType)
 	}
 	return t.learnColumns(ctx, n, t.nodes[i], train)
+}
+
+// choose chooses the features of a graph of one type, which has no rows where there are none.
+func (t *tableImport) choose(ctx context.Context) error {
+	n := &t.d.Nodes[0]
+	switch {
+	case t.base != nil:
+		t.noRows = t.base.Meta.Rows() == 0
+		return nil
+	case t.like != nil:
+		return nil
+	case t.nodes[0] != nil && t.opt.In == "":
+		used := []string{n.NodeIDCol}
+		for k := range n.Labels {
+			used = append(used, n.Labels[k].taskColumns()...)
+		}
+		if err := t.chooseFeatures(ctx, &t.opt.ColumnOptions, n, t.nodes[0], used); err != nil {
+			return err
+		}
+	}
+	if t.noRows = len(n.Features) == 0; t.noRows {
+		t.o.note("the nodes have no features: rsage, rgcn and rgat learn a row for each with {embed}")
+	}
+	return nil
 }
 
 // writePlain writes a graph of one type.
@@ -374,22 +473,33 @@ func (t *tableImport) writePlain(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if learned == nil {
-		return errs.New(errs.Usage, "%s: no column is a feature, and nodes of a graph of one type need some; {feature-columns} and {transform} choose",
-			t.nodes[0].Files[0])
-	}
-	if err := t.edgesFrom(ctx, t.edgesOf(0)); err != nil {
+	all, err := t.edgesOf(0)
+	if err != nil {
 		return err
 	}
-	if err := t.topology(ctx); err != nil {
+	for _, s := range all {
+		if err := t.edgesFrom(ctx, s); err != nil {
+			return err
+		}
+	}
+	if err := t.topology(ctx); err != nil || learned == nil {
 		return err
 	}
-	return t.writeColumns(ctx, t.nodes[0], learned)
+	return t.writeColumns(ctx, t.nodes[0], learned, t.baseRows(0))
 }
 
 // writeTyped writes a graph of several types.
 func (t *tableImport) writeTyped(ctx context.Context) error {
 	task := max(0, slices.IndexFunc(t.d.Nodes, func(n NodeTable) bool { return len(n.Labels) > 0 }))
+	if t.base != nil {
+		g := t.base.Meta.Graph()
+		if its := g.TypeOf(g.Tasks[0].Type); len(t.d.Nodes[task].Labels) > 0 && task != its {
+			return t.d.Nodes[task].Labels[0].bad("the labels of %s are those of type %s", t.opt.Out,
+				g.Tasks[0].Type)
+		} else {
+			task = its
+		}
+	}
 	if err := t.labelsOf(ctx, task, true); err != nil {
 		return err
 	}
@@ -424,16 +534,14 @@ func (t *tableImport) writeTyped(ctx context.Context) error {
 			if learned == nil {
 				return nil
 			}
-			return t.writeColumns(ctx, src, learned)
+			return t.writeColumns(ctx, src, learned, t.baseRows(i))
 		}
 	}
 	for i := range t.d.Edges {
 		e := &t.d.Edges[i]
 		t.rels = append(t.rels, typedEdges{src: e.Relation[0], name: e.Relation[1],
 			dst: e.Relation[2], reverse: e.Reverse, dedup: e.Dedup,
-			open: func(ends) ([]edges.Source, error) {
-				return []edges.Source{t.edgesOf(i)}, nil
-			}})
+			open: func(ends) ([]edges.Source, error) { return t.edgesOf(i) }})
 	}
 	return t.write(ctx)
 }

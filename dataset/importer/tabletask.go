@@ -62,7 +62,7 @@ func (l *LabelTable) taskColumns() []string {
 
 // readTask reads labels and splits, and hands them to labelsAndSplits' fields. It returns labels as
 // these want them.
-func (im *importer) readTask(ctx context.Context, n *NodeTable, src *tables.Source,
+func (im *importer) readTask(ctx context.Context, n *NodeTable, src *tables.Source, rows int64,
 	classes []string) ([]int32, error) {
 	t := &taskTable{importer: im, l: &n.Labels[0], na: n.NA, read: map[string]int32{}}
 	src, err := src.Select(t.l.taskColumns()...)
@@ -83,9 +83,9 @@ func (im *importer) readTask(ctx context.Context, n *NodeTable, src *tables.Sour
 	if err := tables.Each(ctx, src, t.parse, t.take); err != nil {
 		return nil, err
 	}
-	if n := int64(len(t.labels)); n != im.m.Nodes {
+	if n := int64(len(t.labels)); n != rows {
 		return nil, errs.New(errs.Usage, "%s: %d rows of labels, and there are %d nodes", src.Files[0], n,
-			im.m.Nodes)
+			rows)
 	}
 	return t.finish(src.Files[0])
 }
@@ -291,6 +291,9 @@ func (t *taskTable) finish(file string) ([]int32, error) {
 	if err := t.finishSplits(); err != nil {
 		return nil, err
 	}
+	if int64(len(t.labels)) < t.m.Nodes {
+		return t.labels, nil // those that are there already count, too
+	}
 	return t.labels, t.countClasses(t.labels, file)
 }
 
@@ -314,7 +317,7 @@ func (t *taskTable) finishClasses(file string) error {
 		for _, name := range names {
 			code, ok := t.classes[name]
 			if !ok {
-				return errs.New(errs.Usage, "%s: class %s is none of the %d of {like}", file,
+				return errs.New(errs.Usage, "%s: class %s is none of the %d that the dataset has", file,
 					tables.Brief(name), len(t.classes))
 			}
 			number[t.read[name]] = code

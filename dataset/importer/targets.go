@@ -28,6 +28,9 @@ func (im *importer) plain() bool {
 	return im.o.Target == "" || im.o.Target == dataset.TargetClass
 }
 
+// inFolders reports whether the dataset is of format 2.
+func (im *importer) inFolders() bool { return !im.plain() || im.noRows }
+
 // nodesFile, edgesFile and tasksFile are names of files of the dataset that is made.
 func (im *importer) nodesFile(name string) string { return im.partFile(dataset.NodesDir(0), name) }
 func (im *importer) edgesFile(name string) string { return im.partFile(dataset.EdgesDir(0), name) }
@@ -37,14 +40,14 @@ func (im *importer) partFile(folder, name string) string {
 	switch {
 	case im.folder != "":
 		folder = im.folder
-	case im.plain():
+	case !im.inFolders():
 		return name
 	}
 	return path.Join(folder, name)
 }
 
 func (im *importer) store() edges.Store {
-	if im.plain() {
+	if !im.inFolders() {
 		return im.s.Store()
 	}
 	return im.s.RelationStore(0)
@@ -52,7 +55,7 @@ func (im *importer) store() edges.Store {
 
 // written returns the topology that an interrupted import has written.
 func (im *importer) written() (edges.Counts, bool) {
-	if im.plain() {
+	if !im.inFolders() {
 		return im.s.Topology()
 	}
 	return im.s.RelationTopology(0)
@@ -61,11 +64,18 @@ func (im *importer) written() (edges.Counts, bool) {
 // describe is the description of what was made.
 func (im *importer) describe() dataset.Meta {
 	m := im.m
-	if im.plain() {
+	if !im.inFolders() {
 		return m
 	}
 	m.Schema = m.Graph()
 	t := &m.Tasks[0]
+	if im.noRows {
+		m.NodeTypes[0].DType = ""
+	}
+	if im.plain() {
+		t.Classes = max(t.Classes, 1)
+		return m
+	}
 	t.Name, t.Target, t.Classes, t.Columns = "target", im.o.Target, 0, int(im.targets.columns)
 	return m
 }
