@@ -87,6 +87,11 @@ func (r *room) same(ctx context.Context) error {
 	return err
 }
 
+// isOurs reports whether a superblock is of the dataset, or of what it was before imports added to it.
+func isOurs(d *dataset.Dataset, sb *Superblock) bool {
+	return sb.UUID == d.UUID() || d.Meta.Source.WasOnce(sb.UUID.String())
+}
+
 // choose gives the dataset a slot. what names something that it must not be loaded over or beside;
 // ours: the superblocks are all Helios's.
 func (r *room) choose(d *dataset.Dataset) (what string, ours bool) {
@@ -101,7 +106,7 @@ func (r *room) choose(d *dataset.Dataset) (what string, ours bool) {
 		case !h.there():
 		case h.sb.computed() && h.sb.UUID != d.UUID():
 			return fmt.Sprintf("dataset %q, which it computes", h.sb.Name), true
-		case h.sb.UUID == d.UUID():
+		case h.sb.UUID == d.UUID(), slot < 0 && isOurs(d, &h.sb):
 			slot = h.t.slot
 		default:
 			r.shared = true
@@ -142,26 +147,26 @@ func (r *room) choose(d *dataset.Dataset) (what string, ours bool) {
 }
 
 // holds names what the superblocks say is there and is not this dataset's rows alone; "": nothing.
-// ours: one of them is this dataset's.
-func (c *copies) holds(d *dataset.Dataset) (what string, ours bool) {
+// its: one of them is this dataset's.
+func (c *copies) holds(d *dataset.Dataset) (what string, its bool) {
 	for i := range c.sb {
 		switch {
-		case c.err[i] == nil && c.sb[i].UUID != d.UUID():
-			return fmt.Sprintf("another dataset, %q (%s)", c.sb[i].Name, c.sb[i].UUID), ours
+		case c.err[i] == nil && !isOurs(d, &c.sb[i]):
+			return fmt.Sprintf("another dataset, %q (%s)", c.sb[i].Name, c.sb[i].UUID), its
 		case c.err[i] == nil:
-			ours = true
+			its = true
 		}
 	}
 	for i := range c.sb {
 		switch pages := c.sb[i].Pages.String(); {
-		case ours && c.err[i] == nil && pages != "":
-			return pages + " beside the rows of this dataset", ours
-		case !ours && c.read[i] == nil && !errors.Is(c.err[i], ErrNoSuperblock):
+		case its && c.err[i] == nil && pages != "":
+			return pages + " beside the rows of this dataset", its
+		case !its && c.read[i] == nil && !errors.Is(c.err[i], ErrNoSuperblock):
 			return fmt.Sprintf("something like a dataset (superblock %d of 2: %v)", i+1,
-				c.err[i]), ours
+				c.err[i]), its
 		}
 	}
-	return "", ours
+	return "", its
 }
 
 // content names what is there beside superblocks, as far as both ends and samples of the middle

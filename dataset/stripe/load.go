@@ -224,7 +224,8 @@ func newLoader(d *dataset.Dataset, ts []*target,
 		return nil, r, err
 	}
 	w = &loader{d: d, rows: d.RowsAs(rt), ts: slices.Clone(ts), l: l, o: o,
-		cost: make([]time.Duration, len(ts)), last: make([]time.Duration, len(ts))}
+		cost: make([]time.Duration, len(ts)), last: make([]time.Duration, len(ts)),
+		was: make([]bool, len(ts))}
 	switch {
 	case o.due != nil:
 	case o.MarkEvery > 0:
@@ -271,9 +272,10 @@ func (w *loader) addStripe(i int, t *target, rt rowtype.Type, r *LoadReport) err
 	return nil
 }
 
-// scope is the dataset that the load writes to an SSD; uuid.Nil where it is to hold no other.
+// scope is the dataset that the load writes to an SSD; uuid.Nil where it is to hold no other, or
+// others may use it by an earlier UUID.
 func (w *loader) scope(i int) uuid.UUID {
-	if w.sb[i].Shared {
+	if w.sb[i].Shared && !w.was[i] {
 		return w.d.UUID()
 	}
 	return uuid.Nil
@@ -289,7 +291,8 @@ func (w *loader) place(i int, there *room, r *LoadReport) error {
 	own := w.geo[i].own()
 	from, to := there.t.bounds()
 	start, free, ok := firstRoom(used, from, to, own.to-own.from)
-	if old := &there.c.sb[0]; there.c.err[0] == nil && old.UUID == w.d.UUID() {
+	if old := &there.c.sb[0]; there.c.err[0] == nil && isOurs(w.d, old) {
+		w.was[i] = old.UUID != w.d.UUID()
 		was := run{int64(old.DataLBA), int64(old.DataLBA) + own.to - own.from}
 		meets := func(x run) bool { return x.from < was.to && was.from < x.to }
 		if was.to <= to && !slices.ContainsFunc(used, meets) {
@@ -339,13 +342,27 @@ func (w *loader) write(ctx context.Context, found []room, r *LoadReport) (began 
 		r.StartedOver = why
 		w.note("starting over, not where the interrupted load was: %s", why)
 	}
-	if old == nil {
+	if old != nil {
+		return true, err
+	}
+	if err := w.begin(); err != nil {
+		return false, err
+	}
+	if old = w.asItWas(ctx, found); old != nil {
+		w.note("the SSDs hold %s as it was before an import added to it: chunks that are the same are not written",
+			w.d.Dir())
+		err = w.run(ctx, old)
+		var s *staleError
+		if !errors.As(err, &s) {
+			r.ResumedBytes = w.kept
+			return true, err
+		}
+		w.note("writing all of it: %s", s.why)
 		if err := w.begin(); err != nil {
 			return false, err
 		}
-		err = w.run(ctx, nil)
 	}
-	return true, err
+	return true, w.run(ctx, nil)
 }
 
 // checkAllFree is checkFree of all SSDs; what it refuses, it names once for all.
@@ -386,11 +403,13 @@ type loader struct {
 	o    LoadOptions
 	geo  []geometry
 	sb   []Superblock
+	was  []bool // the SSD has the dataset as it was before imports added to it
 	// says that the SSDs are written, once that is known to be right; nil: it isn't said
 	lease *Lease
 
 	mu    sync.Mutex
 	marks int
+	kept  int64 // bytes of chunks that were there and stay
 	cost  []time.Duration // of the marks of each SSD
 	last  []time.Duration // what the last mark of each SSD has taken
 }
@@ -666,6 +685,9 @@ func (w *loader) drain(ctx context.Context, i int, t *target, s *stripeWriter, p
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
+	w.mu.Lock()
+	w.kept += pr.kept
+	w.mu.Unlock()
 	return w.endStripe(ctx, i, pr, rows.bytes)
 }
 
@@ -704,7 +726,7 @@ func (s *stream) take(ctx context.Context, t *target, p piece, pr *headway,
 		b = append(b, zeroBlock[:-len(b)&(alignBytes-1)]...)
 	}
 	switch {
-	case !pr.there(p.sums):
+	case !pr.there(p.buf, p.sums):
 		err = t.dev.WriteAt(ctx, s.next, b)
 	case pr.samples(n, p.sums):
 		err = compare(ctx, t, s.next, b, back, name, n)

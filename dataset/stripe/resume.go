@@ -56,7 +56,8 @@ type headway struct {
 	rowCRC uint32 // of it
 	digest hash.Hash
 	// Chunks of an earlier load, which are not written again. Nil: there are none.
-	old *oldStripe
+	old  *oldStripe
+	kept int64 // bytes of those that are the same as before
 }
 
 // oldStripe holds what an interrupted load has left of a stripe.
@@ -66,6 +67,8 @@ type oldStripe struct {
 	tableCRC uint32
 	rowCRC   uint32
 	matched  bool // the digest is that of features.npy
+	// table has the checksums of the chunks of the dataset as it was; nil: the load was interrupted
+	table []byte
 }
 
 func newHeadway(g *geometry) *headway {
@@ -79,10 +82,17 @@ func (p *headway) mark() Mark {
 }
 
 // there reports whether the next piece is on the SSD already.
-func (p *headway) there(sums bool) bool {
+func (p *headway) there(b []byte, sums bool) bool {
 	switch {
 	case p.old == nil:
 		return false
+	case p.old.table != nil:
+		if sums || p.chunks >= p.old.mark.Chunks ||
+			binary.LittleEndian.Uint32(p.old.table[4*p.chunks:]) != crc32.Checksum(b, castagnoli) {
+			return false
+		}
+		p.kept += int64(len(b))
+		return true
 	case sums:
 		return p.pieces < p.old.mark.RowPieces
 	}
@@ -250,6 +260,28 @@ func (w *loader) resumable(found []room) (old []oldStripe, id uuid.UUID, why str
 		}
 	}
 	return old, first.LoadID, ""
+}
+
+// asItWas returns the stripes of the dataset as it was before imports added to it, where they begin
+// where this load's do. Its rows come first on each SSD, so most chunks stay what they are, and the
+// checksums of chunks tell which. Nil: one of the SSDs has none, or its checksums are damaged.
+func (w *loader) asItWas(ctx context.Context, found []room) []oldStripe {
+	old := make([]oldStripe, len(found))
+	for i := range found {
+		c := &found[i].c
+		s := stripe{w.ts[i], c.sb[0]}
+		if !w.was[i] || !c.alike() || s.sb.State != StateComplete || s.sb.computed() ||
+			s.sb.DataLBA != w.sb[i].DataLBA || w.o.Restart {
+			return nil
+		}
+		table, err := s.chunkTable(ctx)
+		if err != nil {
+			return nil
+		}
+		n := s.sb.DataLBAs * int64(s.sb.LBABytes) / chunkBytes // whole ones
+		old[i] = oldStripe{mark: Mark{Chunks: n}, matched: true, table: table}
+	}
+	return old
 }
 
 // unlike returns the difference between the stripe of an interrupted load on SSD i of n and that of
