@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 
 	"helios/dataset/edges"
-	"helios/dataset/npy"
 	"helios/internal/errs"
 )
 
@@ -238,7 +237,7 @@ func (im *edgesImport) openArray() error {
 		return errs.New(errs.Usage, "%v is for edges in text; %s is an array", errs.Key("base"),
 			im.edges)
 	}
-	a, err := npy.Open(im.edges)
+	a, err := openArray(im.edges)
 	im.source = func(ids idRange) (edges.Source, error) {
 		return indexEdges(a, ofOne(ids.nodes), anyShape)
 	}

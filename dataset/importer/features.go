@@ -19,7 +19,8 @@ import (
 // matrix copies a features array, [nodes, dim] of any number type, as float32; float16 stays what
 // it is.
 func (im *importer) matrix(ctx context.Context, a *npy.Array) error {
-	if err := checkMatrix(a); err != nil {
+	a, err := checkMatrix(a)
+	if err != nil {
 		return err
 	}
 	im.m.Dim = int(a.Header.Shape[1])
@@ -30,7 +31,10 @@ func (im *importer) matrix(ctx context.Context, a *npy.Array) error {
 }
 
 // isHalf reports whether an array is of float16.
-func isHalf(a *npy.Array) bool { return a.Header.DType.Kind == 'f' && a.Header.DType.Size == 2 }
+func isHalf(a *npy.Array) bool {
+	t := a.Header.DType
+	return t.Kind == 'f' && t.Size == 2 && !t.Brain
+}
 
 // copyRows copies a features array as the type that Meta.DType says.
 func (im *importer) copyRows(ctx context.Context, a *npy.Array) error {
@@ -59,22 +63,18 @@ func (im *importer) copyRows(ctx context.Context, a *npy.Array) error {
 	return errors.Join(err, w.out.Discard())
 }
 
-// checkMatrix refuses an array that is no matrix of features.
-func checkMatrix(a *npy.Array) error {
+// checkMatrix refuses an array that is no matrix of features, and returns it in C order.
+func checkMatrix(a *npy.Array) (*npy.Array, error) {
 	sh := a.Header.Shape
 	if len(sh) != 2 || sh[0] < 1 || sh[1] < 1 {
-		return errs.New(errs.Usage, "%s: features have shape %s, must be (nodes, dim)", a.Name,
+		return nil, errs.New(errs.Usage, "%s: features have shape %s, must be (nodes, dim)", a.Name,
 			a.Header.ShapeString())
 	}
-	if a.Header.Fortran {
-		return errs.New(errs.Usage,
-			"%s: features are in Fortran order; save numpy.ascontiguousarray(x) instead", a.Name)
-	}
 	if sh[1] > dataset.MaxDim {
-		return errs.New(errs.Usage, "%s: %d features per node, at most %d", a.Name, sh[1],
+		return nil, errs.New(errs.Usage, "%s: %d features per node, at most %d", a.Name, sh[1],
 			dataset.MaxDim)
 	}
-	return nil
+	return a.Matrix()
 }
 
 // featureWriterFrom goes on where an interrupted import was: with n elements written, or with all

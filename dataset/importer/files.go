@@ -41,7 +41,7 @@ type nodeFile struct {
 func openData(path string, users bool) (d nodeFile, err error) {
 	d = nodeFile{path: path, users: users}
 	if isArray(path) {
-		d.array, err = npy.Open(path)
+		d.array, err = openArray(path)
 	}
 	return d, err
 }
@@ -49,7 +49,8 @@ func openData(path string, users bool) (d nodeFile, err error) {
 // dataOf is an array of a format.
 func dataOf(a *npy.Array) nodeFile { return nodeFile{array: a, path: a.Name} }
 
-// isArray reports whether a file is, or is called, an array of NumPy.
+// isArray reports whether a file is, or is called, an array of NumPy, or is of PyTorch.
 func isArray(path string) bool {
-	return strings.HasSuffix(path, ".npy") || container.Is(path, container.NPY)
+	return strings.HasSuffix(path, ".npy") || container.Is(path, container.NPY) ||
+		container.Is(path, container.Torch)
 }

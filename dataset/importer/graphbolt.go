@@ -32,7 +32,7 @@ type GraphBoltOptions struct {
 }
 
 const graphboltHelp = "{in} is the folder with metadata.yaml and the files that it names: edges as CSV or NumPy, features and the sets of\n" +
-	"a task (seeds and labels) as NumPy; a preprocessed graph and torch files can be read by PyTorch only. A graph of several\n" +
+	"a task (seeds and labels) as NumPy; a preprocessed graph can be read by PyTorch only. A graph of several\n" +
 	"types keeps them; {undirected} adds the reverse of each relation, or takes it both ways where it joins nodes of one type."
 
 const graphboltFolder = "a GraphBolt OnDiskDataset: metadata.yaml and the files that it names"
@@ -276,20 +276,16 @@ func (im *graphboltImport) graphboltFeatures(path string, m *graphboltMeta) (*np
 // graphboltArray opens the file of an entry, which must be a NumPy array.
 func (im *graphboltImport) graphboltArray(meta, what string, d *graphboltData) (*npy.Array, error) {
 	switch d.Format {
-	case "numpy":
-	case "torch":
-		return nil, errs.New(errs.Usage,
-			"%s: %s is of format torch (%s), which only PyTorch can read; write it with numpy.save(FILE, torch.load(…).numpy()) and say format: numpy",
-			meta, what, brief(d.Path))
+	case "numpy", "torch":
 	default:
-		return nil, errs.New(errs.Usage, "%s: %s is of format %.40q, numpy is needed", meta, what,
+		return nil, errs.New(errs.Usage, "%s: %s is of format %.40q, numpy or torch is needed", meta, what,
 			d.Format)
 	}
 	path, err := im.graphboltFile(meta, what, d)
 	if err != nil {
 		return nil, err
 	}
-	return npy.Open(path)
+	return openArray(path)
 }
 
 func (im *graphboltImport) graphboltFile(meta, what string, d *graphboltData) (string, error) {

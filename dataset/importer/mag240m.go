@@ -1,16 +1,12 @@
 package importer
 
 import (
-	"archive/zip"
 	"cmp"
 	"context"
-	"errors"
-	"io"
 	"path/filepath"
 	"slices"
 	"strings"
 
-	"helios/dataset"
 	"helios/dataset/edges"
 	"helios/dataset/npy"
 	"helios/dataset/pickle"
@@ -241,24 +237,12 @@ func torchCounts(path string) (counts map[string]int64, err error) {
 			"%s: %s; it must hold the numbers of nodes, as torch.save({\"paper\": 121751666, …}) writes them",
 			path, why)
 	}
-	z, err := zip.OpenReader(path)
+	a, err := npy.OpenArchive(path)
 	if err != nil {
 		return nil, bad(err.Error())
 	}
-	defer func() { err = errors.Join(err, z.Close()) }()
-	i := slices.IndexFunc(z.File, func(f *zip.File) bool { return strings.HasSuffix(f.Name, "/data.pkl") })
-	if i < 0 {
-		return nil, bad("no data.pkl in it")
-	}
-	f, err := z.File[i].Open()
-	if err != nil {
-		return nil, bad(err.Error())
-	}
-	b, err := io.ReadAll(io.LimitReader(f, dataset.MaxDescription))
-	if err = errors.Join(err, f.Close()); err != nil {
-		return nil, bad(err.Error())
-	}
-	v, err := pickle.Parse(path, b, 0)
+	defer func() { err = closing(err, a) }()
+	v, _, err := torchValue(a)
 	if err != nil {
 		return nil, err
 	}

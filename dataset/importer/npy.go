@@ -19,13 +19,13 @@ import (
 )
 
 var npyFormat = newFormat(Format{Name: "npy",
-	Usage:       "NumPy arrays: features, labels and edges, in a folder or .npz archive",
+	Usage:       "arrays of NumPy or tensors of PyTorch: features, labels and edges, in a folder, .npz archive or .pt file",
 	Description: npyHelp}, NPY)
 
 // NPYOptions shape an import of arrays.
 type NPYOptions struct {
 	Map   ArrayMap   `option:"map" common:"yes" arg:"THEIRS=OURS[,…]" usage:"THEIRS=OURS[,…]: names of the input's arrays; ours are edge_index, src, dst, indptr, indices, features, labels, train, val, test"`
-	Types ArrayTypes `option:"types" arg:"OURS=TYPE[,…]" usage:"OURS=TYPE[,…]: element types of arrays without a header, such as features=float32,indptr=int64 (int8 to int64, uint8 to uint64, float16 to float64); {dim} is then the number of features in the file"`
+	Types ArrayTypes `option:"types" arg:"OURS=TYPE[,…]" usage:"OURS=TYPE[,…]: element types of arrays without a header, such as features=float32,indptr=int64 (int8 to int64, uint8 to uint64, float16 to float64, bfloat16); {dim} is then the number of features in the file"`
 	Lists string     `option:"lists" common:"yes" oneof:"in,out" shown:"as a SciPy archive says, else in" usage:"what a node's list in indptr and indices holds: in-neighbours (CSC) or out-neighbours (CSR)"`
 	Options
 }
@@ -33,7 +33,8 @@ type NPYOptions struct {
 const npyHelp = "Arrays are found by their names: edge_index (2 × edges, sources first; or edges × 2), or src and dst, or indptr and\n" +
 	"indices; features (nodes × dim), labels (nodes), and train, val and test where the splits are given: ids, or masks,\n" +
 	"also several of them (10 × nodes; {split-index}). {map} gives other names, as in my_ids=train.\n" +
-	"An archive of scipy.sparse.save_npz (csr, csc or coo) is an adjacency matrix, in which entry (i, j) is the edge from\n" +
+	"{in} can also be a file of torch.save that holds a dict of tensors, as of PyG's data.to_dict(), and a folder may hold\n" +
+	"tensors, as in x.pt; nothing in them is run. An archive of scipy.sparse.save_npz (csr, csc or coo) is an adjacency matrix, in which entry (i, j) is the edge from\n" +
 	"i to j; it can also lie in the folder. Arrays that are not used are named.\n" +
 	"A file without NumPy's header, as Ginex, DiskGNN, Legion and GNNLab keep arrays, is read with the type that {types}\n" +
 	"gives it; {map} gives its whole name, as in feat.bin=features."
@@ -105,9 +106,13 @@ func (m *ArrayTypes) UnmarshalText(text []byte) error {
 		}
 		kind := strings.TrimRight(name, "0123456789")
 		bits, err := strconv.Atoi(name[len(kind):])
+		if name == "bfloat16" {
+			(*m)[ours] = npy.BFloat16
+			continue
+		}
 		letter := map[string]string{"int": "i", "uint": "u", "float": "f"}[kind]
 		if err != nil || bits%8 != 0 || letter == "" {
-			return fmt.Errorf("%s: the type is int, uint or float and a number of bits", brief(p))
+			return fmt.Errorf("%s: the type is int, uint or float and a number of bits, or bfloat16", brief(p))
 		}
 		if (*m)[ours], err = npy.ParseDType(fmt.Sprintf("<%s%d", letter, bits/8)); err != nil {
 			return fmt.Errorf("%s: %w", brief(p), err)
@@ -137,20 +142,24 @@ func openArrays(o *NPYOptions, dim int64) (*arrays, error) {
 	switch {
 	case st.IsDir():
 		a.dir = in
-	case isArray(in):
+	case isArray(in) && !container.Is(in, container.Torch):
 		return nil, errs.New(errs.Usage,
 			"%s is one array; give the directory that holds %s.npy, %s.npy and %s.npy, or an .npz",
 			in, edgeNames[0], featureNames[0], labelNames[0])
 	default:
 		kind, err := container.FileOf(in)
-		if err == nil && kind.Kind != container.Zip {
-			err = errs.New(errs.Usage, "%s: neither a directory of .npy files nor an .npz archive%s",
+		if err == nil && kind.Kind != container.Zip && kind.Kind != container.Torch {
+			err = errs.New(errs.Usage, "%s: neither a directory of .npy or .pt files nor an .npz archive nor a file of PyTorch%s",
 				in, kind.Hint())
 		}
 		if err != nil {
 			return nil, err
 		}
-		if a.archive, err = npy.OpenArchive(in); err != nil {
+		open := npy.OpenArchive
+		if kind.Kind == container.Torch {
+			open = openTorch
+		}
+		if a.archive, err = open(in); err != nil {
 			return nil, err
 		}
 		if a.matrix, err = openSparse(a.archive); err != nil {
@@ -213,11 +222,15 @@ func (a *arrays) findMatrix() error {
 func (a *arrays) open(path, ours string) (*npy.Array, error) {
 	dt, bare := a.types[ours]
 	if !bare {
-		return npy.Open(path)
+		return openArray(path)
 	}
 	if container.Is(path, container.NPY) {
-		return nil, errs.New(errs.Usage, "%s has a header, which gives its type; take %s out of %v",
-			path, ours, errs.Key("types"))
+		a, err := npy.OpenAs(path, dt)
+		if errors.Is(err, npy.ErrTyped) {
+			err = errs.New(errs.Usage, "%s has a header, which gives its type; take %s out of %v",
+				path, ours, errs.Key("types"))
+		}
+		return a, err
 	}
 	kind, err := container.FileOf(path)
 	if err == nil && kind.Foreign() {
@@ -254,7 +267,7 @@ func (a *arrays) bare(ours string) (*npy.Array, error) {
 			"%v %s: %s has no file %s; name it with %v, as in name.bin=%s", errs.Key("types"), ours,
 			a.where(), brief(name), errs.Key("map"), ours)
 	}
-	a.used[strings.TrimSuffix(name, ".npy")] = true
+	a.used[arrayName(name)] = true
 	return a.open(path, ours)
 }
 
@@ -277,7 +290,16 @@ func (a *arrays) find(names ...string) (*npy.Array, error) {
 		if a.archive != nil {
 			return a.archive.Array(n)
 		}
-		return npy.Open(filepath.Join(a.dir, n+".npy"))
+		path := filepath.Join(a.dir, n)
+		for _, e := range torchEndings {
+			if isFile(path + e) {
+				if isFile(path + ".npy") {
+					return nil, errs.New(errs.Usage, "%s%s and %s.npy are both there; take one away", path, e, path)
+				}
+				return openArray(path + e)
+			}
+		}
+		return npy.Open(path + ".npy")
 	}
 	if mapped != "" {
 		return nil, errs.New(errs.Usage, "{map}: %s has no array %s (it has %s)", a.where(),
@@ -326,7 +348,7 @@ func (a *arrays) has() (names []string) {
 		return append(a.archive.Names(), a.archive.Others()...)
 	}
 	for _, n := range unusedFiles(a.dir) {
-		names = append(names, strings.TrimSuffix(n, ".npy"))
+		names = append(names, arrayName(n))
 	}
 	return names
 }
@@ -337,11 +359,24 @@ func (a *arrays) names() (names []string) {
 		return a.archive.Names()
 	}
 	for _, n := range unusedFiles(a.dir) {
-		if n, ok := strings.CutSuffix(n, ".npy"); ok {
-			names = append(names, n)
+		if base := arrayName(n); base != n {
+			names = append(names, base)
 		}
 	}
 	return names
+}
+
+// torchEndings are those of files of PyTorch.
+var torchEndings = []string{".pt", ".pth"}
+
+// arrayName is a file's name without the ending of an array.
+func arrayName(file string) string {
+	for _, e := range append([]string{".npy"}, torchEndings...) {
+		if n, ok := strings.CutSuffix(file, e); ok {
+			return n
+		}
+	}
+	return file
 }
 
 // unused lists the arrays that nobody took, and in a folder also the other files and folders.
@@ -351,7 +386,7 @@ func (a *arrays) unused() (names []string) {
 		all = append(a.archive.Names(), a.archive.Others()...)
 	}
 	for _, n := range all {
-		if !a.used[strings.TrimSuffix(n, ".npy")] {
+		if !a.used[arrayName(n)] {
 			names = append(names, n)
 		}
 	}
@@ -382,7 +417,7 @@ func (a *arrays) take(paths ...string) {
 			if below {
 				name += "/" // as subfolders has it
 			}
-			a.used[strings.TrimSuffix(name, ".npy")] = true
+			a.used[arrayName(name)] = true
 		}
 	}
 }

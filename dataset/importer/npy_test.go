@@ -240,10 +240,6 @@ func TestImportNPYBad(t *testing.T) {
 				a m) {
 				a["features"] = datasettest.Arr{DT: "<f4", Shape: []int64{5, 0}, Data: []float32{}}
 			}, want: []string{"shape (5, 0)"}},
-		"Fortran features": {change: func(a m) {
-			a["features"] = datasettest.Arr{DT: "<f4", Shape: []int64{5, 2},
-				Data: make([]float32, 10), Fortran: true}
-		}, want: []string{"features.npy", "ascontiguousarray"}},
 		"NaN feature": {change: func(a m) {
 			a["features"] = datasettest.Arr{DT: "<f4", Shape: []int64{5, 2},
 				Data: []float32{0, 0, 0, 0, 0, nan, 0, 0, 0, 0}}

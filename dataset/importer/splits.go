@@ -206,7 +206,7 @@ func (im *importer) splitsOr(ctx context.Context,
 
 func (im *importer) splitFile(ctx context.Context, path string, users bool) ([]int64, error) {
 	if isArray(path) {
-		a, err := npy.Open(path)
+		a, err := openArray(path)
 		if err != nil {
 			return nil, err
 		}

@@ -89,9 +89,8 @@ func (im *importer) targetArray(a *npy.Array) (has []int32, err error) {
 			"%s: targets have shape %s, must be (nodes,) or (nodes, columns)", a.Name,
 			a.Header.ShapeString())
 	}
-	if len(sh) == 2 && sh[1] > 1 && a.Header.Fortran {
-		return nil, errs.New(errs.Usage,
-			"%s: targets are in Fortran order; save numpy.ascontiguousarray(y) instead", a.Name)
+	if a, err = a.Matrix(); err != nil {
+		return nil, err
 	}
 	columns := int64(1)
 	if len(sh) == 2 {

@@ -50,7 +50,8 @@ type typedNodes struct {
 // rowsFrom takes the rows of a type from an array, which also gives the number of nodes where that
 // is not known.
 func (im *typedImport) rowsFrom(t *typedNodes, a *npy.Array) error {
-	if err := checkMatrix(a); err != nil {
+	a, err := checkMatrix(a)
+	if err != nil {
 		return err
 	}
 	sh := a.Header.Shape

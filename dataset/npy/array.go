@@ -10,9 +10,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 
@@ -30,17 +32,34 @@ type Array struct {
 	member *zip.File // a member of an archive
 	start  int64     // where the data begins in the file, or in the member
 	stored int64     // where a stored member's data begins in the archive
+	own    string    // the archive, which each reader of the member opens; "": it is open
+	view   *view     // of elements that are not one behind the other in the file; or nil
 }
 
 // Open reads the header of the .npy file and checks the file's length against its shape.
 // Errors name the file and are of class usage.
-func Open(path string) (*Array, error) {
+func Open(path string) (*Array, error) { return open(path, ParseDType) }
+
+// ErrTyped says that the header of an array gives its type.
+var ErrTyped = errors.New("the header gives the type")
+
+// OpenAs is Open for an array of raw bytes, of type V, which are read as the type.
+func OpenAs(path string, dt DType) (*Array, error) {
+	return open(path, func(s string) (DType, error) {
+		if strings.TrimLeft(s, "<>=|") != fmt.Sprint("V", dt.Size) {
+			return dt, ErrTyped
+		}
+		return dt, nil
+	})
+}
+
+func open(path string, dtype func(string) (DType, error)) (*Array, error) {
 	f, _, err := container.Open(path, container.NPY)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	h, start, err := ReadHeader(bufio.NewReader(f))
+	h, start, err := readHeader(bufio.NewReader(f), dtype)
 	if err != nil {
 		return nil, errs.New(errs.Usage, "%s: %w", path, err)
 	}
@@ -83,11 +102,15 @@ type Archive struct {
 	Path string
 	zr   *zip.Reader
 	f    *os.File
+	// tensors are the arrays of a file of PyTorch, by name, and values what else it holds; nil: the
+	// members are arrays.
+	tensors map[string]*Array
+	values  []string
 }
 
 // OpenArchive opens a .npz file.
 func OpenArchive(path string) (*Archive, error) {
-	f, kind, err := container.Open(path, container.Zip)
+	f, kind, err := container.Open(path, container.Zip, container.Torch)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +132,7 @@ func OpenArchive(path string) (*Archive, error) {
 		seen[m.Name] = true
 	}
 	a := &Archive{Path: path, zr: zr, f: f}
-	if len(a.Names()) == 0 && len(zr.File) > 0 {
+	if kind.Kind == container.Zip && len(a.Names()) == 0 && len(zr.File) > 0 {
 		return nil, errors.Join(kind.Refuse(path), f.Close())
 	}
 	return a, nil
@@ -120,6 +143,9 @@ func (a *Archive) Close() error { return a.f.Close() }
 
 // Names lists the arrays, sorted, without ".npy".
 func (a *Archive) Names() []string {
+	if a.tensors != nil {
+		return slices.Sorted(maps.Keys(a.tensors))
+	}
 	var names []string
 	for _, f := range a.zr.File {
 		if n, ok := strings.CutSuffix(f.Name, ".npy"); ok {
@@ -132,6 +158,9 @@ func (a *Archive) Names() []string {
 
 // Others lists the members that are no arrays.
 func (a *Archive) Others() (names []string) {
+	if a.tensors != nil {
+		return a.values
+	}
 	for _, f := range a.zr.File {
 		if !strings.HasSuffix(f.Name, ".npy") {
 			names = append(names, f.Name)
@@ -142,6 +171,9 @@ func (a *Archive) Others() (names []string) {
 
 // Array opens the member called name (without ".npy").
 func (a *Archive) Array(name string) (*Array, error) {
+	if t := a.tensors[name]; t != nil {
+		return t, nil
+	}
 	full := a.Path + ":" + name
 	for _, f := range a.zr.File {
 		if f.Name != name+".npy" {
@@ -162,17 +194,101 @@ func (a *Archive) Array(name string) (*Array, error) {
 				full, h.ShapeString(), h.DType, start+h.Bytes(), f.UncompressedSize64)
 		}
 		arr := &Array{Name: full, Header: h, member: f, start: start}
-		if f.Method == zip.Store {
-			off, err := f.DataOffset()
-			if err != nil {
-				return nil, errs.New(errs.Usage, "%s: %w", full, err)
-			}
-			arr.file, arr.stored = a.Path, off+start
-		}
-		return arr, nil
+		return arr, arr.locate(a.Path)
 	}
 	return nil, errs.New(errs.Usage, "%s: no array of that name; it holds %.400s", full,
 		strings.Join(a.Names(), ", "))
+}
+
+// Alone is an array that can be read when its archive is closed.
+func (a *Array) Alone(archive *Archive) *Array {
+	b := *a
+	b.own = archive.Path
+	return &b
+}
+
+// memberFile closes an archive with the member that is read of it.
+type memberFile struct {
+	io.ReadCloser
+	archive *Archive
+}
+
+// Close closes both.
+func (m memberFile) Close() error { return errors.Join(m.ReadCloser.Close(), m.archive.Close()) }
+
+// openMember opens the member, and its archive where that need not be open.
+func (a *Array) openMember() (io.ReadCloser, error) {
+	if a.own == "" {
+		return a.member.Open()
+	}
+	archive, err := OpenArchive(a.own)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range archive.zr.File {
+		if f.Name == a.member.Name {
+			r, err := f.Open()
+			if err != nil {
+				return nil, errors.Join(err, archive.Close())
+			}
+			return memberFile{r, archive}, nil
+		}
+	}
+	return nil, errors.Join(errs.New(errs.Usage, "%s has changed", a.own), archive.Close())
+}
+
+// locate finds a stored member's data in its archive.
+func (a *Array) locate(archive string) error {
+	if a.member.Method != zip.Store {
+		return nil
+	}
+	off, err := a.member.DataOffset()
+	if err != nil {
+		return errs.New(errs.Usage, "%s: %w", a.Name, err)
+	}
+	a.file, a.stored = archive, off+a.start
+	return nil
+}
+
+// Put makes an array that Tensor returned one of the archive's, in place of its members; false where
+// it has one of that name.
+func (a *Archive) Put(name string, t *Array) bool {
+	if a.tensors == nil {
+		a.tensors = map[string]*Array{}
+	}
+	if a.tensors[name] != nil {
+		return false
+	}
+	a.tensors[name] = t
+	return true
+}
+
+// PutOther names something in the archive that is no array.
+func (a *Archive) PutOther(name string) { a.values = append(a.values, name) }
+
+// Read returns a member of at most so many bytes.
+func (a *Archive) Read(member string, most int64) ([]byte, error) {
+	f, err := a.zr.Open(member)
+	if err != nil {
+		return nil, errs.New(errs.Usage, "%s: %w", a.Path, err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, most+1))
+	switch {
+	case err != nil:
+		return nil, readError(a.Path+":"+member, err)
+	case int64(len(b)) > most:
+		return nil, errs.New(errs.Usage, "%s:%s has more than %d bytes", a.Path, member, most)
+	}
+	return b, nil
+}
+
+// Members lists all names in the archive.
+func (a *Archive) Members() (names []string) {
+	for _, f := range a.zr.File {
+		names = append(names, f.Name)
+	}
+	return names
 }
 
 // maxText bounds a member that Text reads.
@@ -211,7 +327,7 @@ func (a *Array) Check(ctx context.Context) error {
 	if a.member == nil {
 		return nil
 	}
-	r, err := a.member.Open()
+	r, err := a.openMember()
 	if err != nil {
 		return errs.New(errs.Usage, "%s: %w", a.Name, err)
 	}
@@ -267,11 +383,17 @@ func (a *Array) Reader(from int64) (*Reader, error) {
 	var rc io.ReadCloser
 	// A stored member is read as a file, except from its start: then its checksum can be compared
 	// at its end.
-	member := a.member != nil && (a.file == "" || from == 0)
+	member := a.member != nil && a.view == nil && (a.file == "" || from == 0)
 	if a.member != nil && !member {
 		skip += a.stored - a.start
 	}
-	if !member {
+	switch {
+	case a.view != nil:
+		var err error
+		if rc, err = a.openView(from); err != nil {
+			return nil, err
+		}
+	case !member:
 		f, err := infile.Open(a.file)
 		if err != nil {
 			return nil, err
@@ -280,8 +402,8 @@ func (a *Array) Reader(from int64) (*Reader, error) {
 			return nil, errors.Join(err, f.Close())
 		}
 		rc = f
-	} else {
-		r, err := a.member.Open()
+	default:
+		r, err := a.openMember()
 		if err != nil {
 			return nil, errs.New(errs.Usage, "%s: %w", a.Name, err)
 		}
@@ -461,6 +583,8 @@ func floats[T float32 | float64](r *Reader, dst []T) (int, error) {
 			dst[i] = T(binary.LittleEndian.Uint64(b[8*i:]))
 		case r.dt.Kind != 'f':
 			dst[i] = T(intAt(r.dt, b, i))
+		case r.dt.Brain:
+			dst[i] = T(math.Float32frombits(uint32(binary.LittleEndian.Uint16(b[2*i:])) << 16))
 		case r.dt.Size == 2:
 			dst[i] = T(Half(binary.LittleEndian.Uint16(b[2*i:])))
 		case r.dt.Size == 4:

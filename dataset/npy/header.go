@@ -31,24 +31,30 @@ var ErrNotNPY = errors.New("not a .npy array (its magic bytes are missing); writ
 
 // DType is an element type: a kind as NumPy writes it and a size in bytes.
 type DType struct {
-	Kind byte // 'f', 'i', 'u' or 'b' (bool)
-	Size int  // bytes
-	Big  bool // big-endian
+	Kind  byte // 'f', 'i', 'u' or 'b' (bool)
+	Size  int  // bytes
+	Big   bool // big-endian
+	Brain bool // bfloat16, the upper half of a float32, for which NumPy has no name
 }
 
 // The types that Helios writes.
 var (
-	Float32 = DType{'f', 4, false}
-	Int64   = DType{'i', 8, false}
-	Int32   = DType{'i', 4, false}
-	Uint32  = DType{'u', 4, false}
-	Uint8   = DType{'u', 1, false}
+	Float32 = DType{Kind: 'f', Size: 4}
+	Int64   = DType{Kind: 'i', Size: 8}
+	Int32   = DType{Kind: 'i', Size: 4}
+	Uint32  = DType{Kind: 'u', Size: 4}
+	Uint8   = DType{Kind: 'u', Size: 1}
 )
+
+// BFloat16 is read, and never written.
+var BFloat16 = DType{Kind: 'f', Size: 2, Brain: true}
 
 // String is the NumPy spelling, such as "<f4".
 func (d DType) String() string {
 	order := "<"
 	switch {
+	case d.Brain:
+		return "bfloat16"
 	case d.Size == 1:
 		order = "|"
 	case d.Big:
@@ -64,7 +70,7 @@ var notNumbers = map[byte]string{
 	'U': "text; save numbers instead",
 	'c': "complex numbers; save the real part",
 	'M': "dates; save numbers instead", 'm': "times; save numbers instead",
-	'V': "raw bytes, as bfloat16 is written; save x.astype(numpy.float32)",
+	'V': "raw bytes, as bfloat16 is written; {types} NAME=bfloat16 of \"import npy\" reads it so, or save x.astype(numpy.float32)",
 	'f': "a float of another width; save x.astype(numpy.float32)",
 }
 

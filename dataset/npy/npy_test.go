@@ -102,8 +102,8 @@ func TestHeaderRoundTrip(t *testing.T) {
 		{Float32, false, []int64{0}},
 		{Uint32, false, []int64{math.MaxInt64 / 4}},
 		{Int64, true, []int64{1 << 40, 128}},
-		{DType{'u', 1, false}, false, []int64{7}},
-		{DType{'f', 8, true}, false, []int64{7}},
+		{DType{Kind: 'u', Size: 1}, false, []int64{7}},
+		{DType{Kind: 'f', Size: 8, Big: true}, false, []int64{7}},
 	} {
 		b, err := EncodeHeader(h)
 		require.NoError(t, err)

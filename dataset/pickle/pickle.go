@@ -144,11 +144,15 @@ func Load(path string, memory int64) (any, error) {
 // Parse reads the pickle in b and allocates at most memory bytes for it, and never more than in
 // proportion to len(b), which is also the limit where memory is 0; name is for errors.
 func Parse(name string, b []byte, memory int64) (any, error) {
+	return newParser(name, b, memory).run()
+}
+
+func newParser(name string, b []byte, memory int64) *parser {
 	p := &parser{name: name, b: b, memo: map[uint32]any{}, left: int64(len(b))*perByte + floor}
 	if memory > 0 {
 		p.left = min(p.left, memory)
 	}
-	return p.run()
+	return p
 }
 
 // Describe returns a few words about a value, whatever it holds.
@@ -172,6 +176,8 @@ func Describe(v any) string {
 		return "an array"
 	case *CSR, *csr:
 		return "a csr_matrix"
+	case *Tensor:
+		return "a tensor"
 	}
 	return "a class"
 }
@@ -190,6 +196,7 @@ func describeAll(vs []any) string {
 
 type parser struct {
 	name   string
+	torch  bool // the pickle is of a file of PyTorch
 	b      []byte
 	next   int // index of the next byte
 	op     int // index of the current opcode
@@ -354,6 +361,10 @@ func (p *parser) get(key uint32) {
 }
 
 func (p *parser) global(name string) {
+	if p.torch {
+		p.torchGlobal(name)
+		return
+	}
 	g, ok := globals[name]
 	if !ok && p.err == nil {
 		p.fail(
@@ -570,6 +581,11 @@ func (p *parser) object(c byte) bool {
 		p.call(fn, args)
 	case 'b':
 		p.build()
+	case 'Q': // BINPERSID
+		if !p.torch {
+			return false
+		}
+		p.persistent()
 	default:
 		return false
 	}
@@ -580,6 +596,8 @@ func (p *parser) object(c byte) bool {
 func (p *parser) call(fn global, args Tuple) {
 	var made any
 	switch {
+	case p.torch:
+		made = p.callTorch(fn, args)
 	case fn == fnReconstruct && len(args) > 0 && args[0] == any(classArray):
 		made = &array{} // (ndarray, (0,), b'b')
 	case fn == classDType && len(args) > 0:
@@ -667,6 +685,10 @@ func (p *parser) build() {
 		}
 		if err := o.build(state); err != nil {
 			p.fail("%w", err)
+		}
+	case *Dict: // OrderedDict of a module's parameters, with their versions
+		if _, ok := state.(*Dict); !ok || !p.torch {
+			p.fail("an object gets a state that has none")
 		}
 	default:
 		p.fail("an object gets a state that has none")
@@ -800,7 +822,7 @@ func (p *parser) finished(v any) (any, error) {
 		if o.set {
 			return &o.CSR, nil
 		}
-	case *dtype, global:
+	case *dtype, *storage, torchType, global:
 	default:
 		return v, nil
 	}

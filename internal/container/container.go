@@ -32,6 +32,7 @@ const (
 	Parquet
 	Arrow       // a file, also called Feather version 2
 	ArrowStream // the same without an index at its end
+	Torch       // a zip archive
 	foreign     // from here on, kinds that nobody here reads
 )
 
@@ -72,6 +73,8 @@ var signatures = []signature{
 	{foreign, 0, "SQLite format 3\x00", "an SQLite database", "write its tables as CSV"},
 	{foreign, 0, "CDF\x01", "a NetCDF file", "write its variables as .npy"},
 	{foreign, 0, "CDF\x02", "a NetCDF file", "write its variables as .npy"},
+	{foreign, 0, "\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19", "a file of PyTorch before 1.6",
+		"write it again with torch.save(torch.load(FILE), FILE) of a later one"},
 	{foreign, 0, "RDX3\n", "an R file", "write its tables as CSV"},
 	{foreign, 0, "7z\xbc\xaf\x27\x1c", "a 7z archive", unpack + " with 7z x"},
 	{foreign, 0, "Rar!\x1a\x07", "a RAR archive", unpack},
@@ -91,10 +94,13 @@ var words = []string{"PAR1", "ARROW1", "FEA1"}
 const sniffed = 520
 
 // zips are archives that are zip files, by a member.
-var zips = []struct{ member, name, next string }{
-	{"data.pkl", "a PyTorch file", "write its tensors with numpy.save(FILE, tensor.numpy())"},
-	{"[Content_Types].xml", "an Excel file (.xlsx)", "write its sheet as CSV"},
-	{".npy", "an .npz archive of NumPy", "give it to \"import npy\", or write its arrays as .npy"},
+var zips = []struct {
+	kind               Kind
+	member, name, next string
+}{
+	{Torch, "/data.pkl", "a PyTorch file", "\"import npy\" reads its tensors"},
+	{Zip, "[Content_Types].xml", "an Excel file (.xlsx)", "write its sheet as CSV"},
+	{Zip, ".npy", "an .npz archive of NumPy", "give it to \"import npy\", or write its arrays as .npy"},
 }
 
 // File is the kind of a file.
@@ -136,7 +142,7 @@ func Of(head, tail []byte) File {
 			for _, z := range zips {
 				m := []byte(z.member)
 				if bytes.Contains(head, m) || bytes.Contains(tail, m) {
-					f.Name, f.Next = z.name, z.next
+					f.Kind, f.Name, f.Next = z.kind, z.name, z.next
 					break
 				}
 			}

@@ -129,7 +129,7 @@ func TestForeign(t *testing.T) {
 		"numpy":      {[]byte("\x93NUMPY\x01\x00"), "a .npy array"},
 		"zip":        {zipped(t, "edges.csv"), "a zip archive; unpack it first with unzip"},
 		"npz":        {zipped(t, "a.npy", "b.npy"), "an .npz archive of NumPy"},
-		"torch":      {zipped(t, "archive/data.pkl", "archive/data/0"), "a PyTorch file; write its tensors with numpy.save"},
+		"torch":      {zipped(t, "archive/data.pkl", "archive/data/0"), "a PyTorch file; \"import npy\" reads its tensors"},
 		"xlsx":       {zipped(t, "[Content_Types].xml", "xl/workbook.xml"), "an Excel file (.xlsx)"},
 		"utf-16":     {[]byte("\xff\xfe0\x00,\x001\x00\n\x00"), "text in UTF-16; write it again in UTF-8"},
 		"utf-16 be":  {[]byte("\xfe\xff\x000\x00,\x001"), "text in UTF-16"},
