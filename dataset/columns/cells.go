@@ -141,7 +141,8 @@ func parseBool(t []byte) (float64, error) {
 }
 
 var timeLayouts = []string{"2006-01-02 15:04:05", time.RFC3339, "2006-01-02T15:04:05",
-	"2006-01-02 15:04:05Z07:00", "2006-01-02 15:04", "2006-01-02T15:04"}
+	"2006-01-02 15:04:05Z07:00", "2006-01-02T15:04:05Z0700", "2006-01-02 15:04",
+	"2006-01-02T15:04"}
 
 // ParseTime reads a date, or a date and time, in UTC where it names no zone, as microseconds since
 // 1970. A year comes first: the other orders have two meanings.

@@ -338,7 +338,7 @@ func tooManyColumns(h *edgeHead, sample [][][]byte) errs.Text {
 		}
 		whole = whole && !slices.ContainsFunc(row, func(c []byte) bool { return !isDigits(c) })
 	}
-	const lists = "write an edge a line where a line is a node and its neighbours"
+	const lists = "write an edge a line where a line is a node and its neighbours (\"import metis\" reads graphs of METIS)"
 	ends := errs.Textf("give {src} and {dst}, the names or numbers of the two columns of node ids")
 	switch {
 	case ragged(sample):

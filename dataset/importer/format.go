@@ -49,6 +49,7 @@ var formats = []*Format{
 	igbFormat,
 	igbhFormat,
 	mag240mFormat,
+	metisFormat,
 	mtxFormat,
 	npyFormat,
 	ogbFormat,

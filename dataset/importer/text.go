@@ -144,7 +144,7 @@ func (s *splitter) why(cell []byte, column int) string {
 		return fmt.Sprintf("column %d is empty", column)
 	case decimalComma(cell):
 		return fmt.Sprintf("%q in column %d has a decimal comma; write a point", clip(cell), column)
-	case bytes.ContainsAny(cell, " \t,;"):
+	case bytes.ContainsAny(cell, " \t,;|"):
 		return fmt.Sprintf(
 			"%q in column %d is not a number; by its first line, the file's columns are separated by %s",
 			clip(cell), column, tables.SeparatorNames[s.sep])

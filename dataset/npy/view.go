@@ -9,7 +9,7 @@ import (
 	"helios/internal/infile"
 )
 
-// view is how the elements of a matrix lie in a file, where they are not one behind the other.
+// view says where the elements of a matrix lie in a file, where they are not one behind the other.
 type view struct {
 	rows, cols       int64
 	rowStep, colStep int64 // elements from one to the next
@@ -151,11 +151,11 @@ func (r *viewReader) Read(p []byte) (int, error) {
 
 // fill reads a block: some rows, or a part of a row that is long.
 func (r *viewReader) fill() error {
-	most := viewBytes / r.size
+	limit := viewBytes / r.size
 	row, col := r.next/r.v.cols, r.next%r.v.cols
-	rows, cols := int64(1), min(r.v.cols-col, most)
-	if r.v.cols <= most && col == 0 {
-		rows = min(most/r.v.cols, r.v.rows-row)
+	rows, cols := int64(1), min(r.v.cols-col, limit)
+	if r.v.cols <= limit && col == 0 {
+		rows = min(limit/r.v.cols, r.v.rows-row)
 	}
 	if n := rows * cols * r.size; int64(cap(r.block)) < n {
 		r.block = make([]byte, n)
@@ -181,12 +181,12 @@ func (r *viewReader) fill() error {
 
 // line puts n elements that lie step apart into dst, apart elements from each other there.
 func (r *viewReader) line(first, step, n int64, dst []byte, apart int64) error {
-	most := int64(1)
+	limit := int64(1)
 	if step*r.size < spanBytes {
-		most = spanBytes/max(step*r.size, 1) - 1
+		limit = spanBytes/max(step*r.size, 1) - 1
 	}
 	for i := int64(0); i < n; {
-		k := min(most, n-i)
+		k := min(limit, n-i)
 		bytes := ((k-1)*step + 1) * r.size
 		if int64(cap(r.span)) < bytes {
 			r.span = make([]byte, max(bytes, spanBytes))

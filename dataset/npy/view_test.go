@@ -37,19 +37,19 @@ func TestView(t *testing.T) {
 			rd, err := a.Reader(from)
 			require.NoError(t, err)
 			buf := make([]int64, 1000)
-			for at := from; at < count; {
+			for pos := from; pos < count; {
 				k, err := rd.Ints(buf)
-				require.NoError(t, err, fmt.Sprint(c, from, at))
+				require.NoError(t, err, fmt.Sprint(c, from, pos))
 				for i, x := range buf[:k] {
-					want := (at + int64(i)) * c.strides[0]
+					want := (pos + int64(i)) * c.strides[0]
 					if len(c.shape) == 2 {
-						want = (at+int64(i))/c.shape[1]*c.strides[0] + (at+int64(i))%c.shape[1]*c.strides[1]
+						want = (pos+int64(i))/c.shape[1]*c.strides[0] + (pos+int64(i))%c.shape[1]*c.strides[1]
 					}
 					if x != want {
-						t.Fatalf("%v from %d: element %d is %d, want %d", c, from, at+int64(i), x, want)
+						t.Fatalf("%v from %d: element %d is %d, want %d", c, from, pos+int64(i), x, want)
 					}
 				}
-				at += int64(k)
+				pos += int64(k)
 			}
 			require.NoError(t, rd.Close())
 		}

@@ -92,13 +92,19 @@ func (f *textFile) heading(text, comment []byte, line int64, header string) erro
 	return f.name(cells, line)
 }
 
-// name takes names of columns.
+// name takes names of columns. As in pandas, the second that is called a is a.1.
 func (f *textFile) name(cells []cell, line int64) error {
+	seen := map[string]bool{}
 	for i, c := range cells {
 		if !utf8.Valid(c.text) {
 			return f.bad(line, "the name of column %d is no UTF-8", i+1)
 		}
-		f.names = append(f.names, Field{Name: string(bytes.TrimSpace(c.text))})
+		name := string(bytes.TrimSpace(c.text))
+		for k, base := 1, name; seen[name]; k++ {
+			name = fmt.Sprint(base, ".", k)
+		}
+		seen[name] = true
+		f.names = append(f.names, Field{Name: name})
 	}
 	return nil
 }

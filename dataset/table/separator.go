@@ -6,7 +6,7 @@ import "bytes"
 const Blank = ' '
 
 // SeparatorOf returns what is between the columns of a file, by its first line. A semicolon or a
-// tab goes before a comma, which may be that of a decimal.
+// tab goes before a comma, which may be that of a decimal, and these before a bar, as LDBC has it.
 func SeparatorOf(line []byte) byte {
 	quoted := false
 	has := map[byte]bool{}
@@ -16,7 +16,7 @@ func SeparatorOf(line []byte) byte {
 		}
 		has[c] = has[c] || !quoted
 	}
-	for _, c := range []byte{';', '\t', ',', Blank} {
+	for _, c := range []byte{';', '\t', ',', '|', Blank} {
 		if has[c] {
 			return c
 		}
@@ -25,5 +25,5 @@ func SeparatorOf(line []byte) byte {
 }
 
 // SeparatorNames are for messages.
-var SeparatorNames = map[byte]string{';': "semicolons", '\t': "tabs", ',': "commas",
+var SeparatorNames = map[byte]string{';': "semicolons", '\t': "tabs", ',': "commas", '|': "bars",
 	Blank: "white space"}
