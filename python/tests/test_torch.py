@@ -302,3 +302,37 @@ def test_lightning(fake, tmp_path):
         more = {"max_epochs": 2, "enable_checkpointing": False}
         trainer(**more).fit(Model(), Loader(ds), ckpt_path=tmp_path / "c.ckpt", weights_only=False)
         assert seen == [(1, 3), (1, 4)]
+
+
+def test_files_of_torch_are_imported(tmp_path, binary):
+    """Tensors come in as PyTorch itself reads them; objects and other values are refused."""
+    g = torch.Generator().manual_seed(1)
+    x, y = torch.randn(60, 6, generator=g), torch.randint(0, 3, (60,), generator=g)
+    edges = torch.randint(0, 60, (2, 200), generator=g)
+    base = {"x": x, "y": y, "edge_index": edges}
+    big = torch.randn(65, 20, generator=g)
+    good = {
+        "x": [x.half(), x.bfloat16(), x.double(), x.t().contiguous().t(), big[5:, 3:13:2], big.t()[:6].t()[:60],
+              big[:1].expand(60, 20), torch.nn.Parameter(x)],
+        "y": [y.int(), y.to(torch.uint8), torch.stack([y, y + 1], 1)[:, 0]],
+        "edge_index": [edges.int(), edges.t().contiguous().t(), torch.cat([edges, edges], 1)[:, :200]],
+    }
+    path, n = str(tmp_path / "g.pt"), 0
+    for key, values in good.items():
+        for value in values:
+            torch.save({**base, key: value}, path, pickle_protocol=2 + n % 3)
+            n += 1
+            out = tmp_path / str(n)
+            helios.run("import", "npy", "--in", path, "--out", str(out), binary=binary)
+            want = torch.load(path)
+            got = np.load(out / "features.npy").astype(np.float32)
+            assert np.array_equal(got, want["x"].detach().float().numpy()), (key, n)
+            assert np.array_equal(np.load(out / "labels.npy"), want["y"].numpy())
+            ptr, src = np.load(out / "indptr.npy"), np.load(out / "indices.npy")
+            pairs = zip(src.tolist(), np.repeat(np.arange(60), np.diff(ptr)).tolist(), strict=True)
+            assert sorted(pairs) == sorted(zip(*want["edge_index"].tolist(), strict=True))
+    for value in (x.to_sparse(), torch.complex(x, x), torch._neg_view(x), x.numpy(), torch.nn.Linear(2, 3)):
+        torch.save({**base, "x": value}, path)
+        with pytest.raises(helios.UsageError):
+            helios.run("import", "npy", "--in", path, "--out", str(tmp_path / "bad"), binary=binary)
+        assert not (tmp_path / "bad").exists()
