@@ -133,13 +133,30 @@ class Batch(_Moves):
         return [b - a for a, b in zip([0, *self.hop_end], self.hop_end, strict=False)]
 
 
+def below(a: Array, bound: int) -> bool:
+    """Whether all numbers of an int64 array are from 0 to bound - 1; of a GPU's nobody looks."""
+    return isinstance(a, DeviceArray) or not a.size or int(a.view(np.uint64).max()) < bound
+
+
+def runs(indptr: Array, src: Array, num_src: int) -> bool:
+    """Whether a block's lists are lists of its sources."""
+    if isinstance(indptr, DeviceArray):
+        return True
+    whole = indptr[0] == 0 and indptr[-1] == len(src)
+    return bool(whole and (indptr[1:] >= indptr[:-1]).all() and below(src, num_src))
+
+
 def parse(
     message: dict[str, Any],
     arrays: Mapping[str, tuple[Array, str]],
+    nodes: int,
     all_labels: bool = False,
     with_blocks: bool = True,
 ) -> Batch:
-    """Makes a batch of a message and its arrays, whose sizes have to fit together."""
+    """Makes a batch of a message and its arrays, whose sizes and numbers have to fit together.
+
+    The dataset has so many nodes.
+    """
 
     def wrong(what: str) -> ProtocolError:
         return ProtocolError(f"the daemon sent a batch in which {what}")
@@ -184,8 +201,8 @@ def parse(
             if edges is None or edges[h] > len(src):
                 raise wrong(f"hop_edges is {edges!r}, and src.{h} has {len(src)} edges")
             counted.append(edges[h])
-        elif indptr[0] != 0 or indptr[-1] != len(src):
-            raise wrong(f"indptr.{h} runs from {indptr[0]} to {indptr[-1]} over {len(src)} edges")
+        elif not runs(indptr, src, num_src):
+            raise wrong(f"indptr.{h} does not run over {len(src)} edges from {num_src} nodes")
         else:
             counted.append(int(indptr[-1] - indptr[hop_end[h - 1] if h else 0]))
         weights = None
@@ -213,6 +230,8 @@ def parse(
     )
     if edges is not None and edges != counted:
         raise wrong(f"hop_edges is {edges}, and the blocks have {counted}")
+    if not below(batch.n_id, nodes) or not below(batch.edge_index, rows):
+        raise wrong(f"n_id leaves the {nodes} nodes, or edge_index the {rows} rows")
     if sum(batch.num_sampled_edges) != batch.edge_index.shape[1]:
         raise wrong(
             f"edge_index has {batch.edge_index.shape[1]} edges and the blocks "

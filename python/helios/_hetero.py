@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ._batch import Array, Block, _Moves
+from ._batch import Array, Block, _Moves, below, runs
 from ._cuda import DeviceArray
 from ._errors import ProtocolError, UsageError
 from ._ring import is_count
@@ -160,7 +160,7 @@ def parse(
     schema: Schema,
     request: Mapping[str, Any],
 ) -> HeteroBatch:
-    """Makes a batch of a message and its arrays, whose sizes have to fit together."""
+    """Makes a batch of a message and its arrays, whose sizes and numbers have to fit together."""
 
     def wrong(what: str) -> ProtocolError:
         return ProtocolError(f"the daemon sent a batch in which {what}")
@@ -217,7 +217,7 @@ def parse(
             num_dst, num_src = node_end[e[2]][h], node_end[e[0]][h + 1]
             indptr = array(f"indptr.{h}.{r}", "int64", (num_dst + 1,))
             src = array(f"src.{h}.{r}", "int64", (None,))
-            if not isinstance(indptr, DeviceArray) and (indptr[0] or indptr[-1] != len(src)):
+            if not runs(indptr, src, num_src):
                 raise wrong(f"indptr.{h}.{r} does not run over {len(src)} edges")
             block[e] = Block(num_dst, num_src, indptr, src)
     kind = arrays.get("x.0", (None, ""))[1]
@@ -240,6 +240,15 @@ def parse(
         num_sampled_edges=dict(zip(schema.edge_types, counted, strict=True)),
         x_dtype=kind,
     )
+    for t, n_id in batch.n_id.items():
+        if not below(n_id, schema.nodes[t]):
+            raise wrong(f"n_id of {t} leaves its {schema.nodes[t]} nodes")
+    for e, pairs in edge_index.items():
+        if isinstance(pairs, DeviceArray):
+            continue
+        for end, places in zip((e[0], e[2]), pairs, strict=True):
+            if not below(places, node_end[end][-1]):
+                raise wrong(f"edge_index of {e} leaves the {node_end[end][-1]} rows of {end}")
     if "input_id" in arrays:
         batch.input_id = array("input_id", "int64", (seeds,))
     return batch

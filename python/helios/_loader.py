@@ -63,7 +63,7 @@ class _Remote:
         self.id = number
         self.batches = batches
         self.total = total  # batches of all ranks
-        self.parse: Callable[[dict[str, Any], Any], Batch] = _batch.parse
+        self.parse: Callable[[dict[str, Any], Any], Batch]
         # The iteration that has the epoch under way, and its number.
         self._user: weakref.ref[Any] | None = None
         self.turn = 0
@@ -450,7 +450,9 @@ class Loader(Generic[Item]):
             close_all(fds)
         try:
             remote = _Remote(session, message, received, pinned)
-            remote.parse = functools.partial(_parse, self.dataset.schema, self._request)
+            remote.parse = functools.partial(
+                _parse, self.dataset.schema, self.dataset.num_nodes, self._request
+            )
         except (CapabilityError, DeviceError):
             session.forget(message["id"])
             raise
@@ -736,11 +738,16 @@ class _Iteration(Iterator[Item]):
 
 
 def _parse(
-    schema: _hetero.Schema | None, request: Mapping[str, Any], message: dict[str, Any], arrays: Any
+    schema: _hetero.Schema | None,
+    nodes: int,
+    request: Mapping[str, Any],
+    message: dict[str, Any],
+    arrays: Any,
 ) -> Any:
     """Returns the batch of a loader's message and its arrays; of a typed graph a HeteroBatch."""
     if schema is None:
-        return _batch.parse(message, arrays, request["all_labels"], "no_blocks" not in request)
+        blocks = "no_blocks" not in request
+        return _batch.parse(message, arrays, nodes, request["all_labels"], blocks)
     return _hetero.parse(message, arrays, schema, request)
 
 

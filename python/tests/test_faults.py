@@ -202,6 +202,35 @@ def test_hostile_batches_of_types(fake, name):
     assert len(batches) == 5
 
 
+@pytest.mark.parametrize(
+    ("peer", "name", "number"),
+    [
+        *((Peer, name, number) for number in (-1, 1 << 62, 1000) for name in ("n_id", "src.1")),
+        *((Peer, name, 13) for name in ("edge_index", "indptr.0")),
+        *((TypedPeer, name, -1) for name in ("n_id.1", "edge_index.1", "src.0.0", "indptr.0.0")),
+        (TypedPeer, "n_id.0", 600),
+        (TypedPeer, "n_id.1", 400),
+        (TypedPeer, "edge_index.1", 3),
+        (TypedPeer, "src.0.1", 3),
+    ],
+)
+def test_hostile_numbers(fake, peer, name, number):
+    """Numbers that would have a model read beyond its tensors."""
+
+    class Hostile(peer):
+        def tensors(self, epoch, index):
+            tensors = super().tensors(epoch, index)
+            if len(self.server.peers) == 1:
+                tensors[name].reshape(-1)[1] = number
+            return tensors
+
+    with opened(fake(Hostile)) as ds:
+        loader = helios.NumpyLoader(ds, [1] if peer is TypedPeer else [10, 10])
+        with pytest.raises(helios.ProtocolError, match=r"n_id|edge_index|indptr"):
+            list(loader)
+        assert len(list(loader)) == 5
+
+
 def test_a_slot_twice(fake):
     class Hostile(Peer):
         def batch(self, loader, epoch, index, slot):
