@@ -76,24 +76,16 @@ class Ring:
         return arrays, owner
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Place:
-    """Where in a slot a tensor lies."""
+    """Where in a slot a tensor lies: count elements from the byte offset to end."""
 
     name: str
     kind: str
     shape: tuple[int, ...]
     offset: int
-
-    @property
-    def count(self) -> int:
-        """How many elements it has."""
-        return math.prod(self.shape)
-
-    @property
-    def end(self) -> int:
-        """The byte behind its last."""
-        return self.offset + self.count * DTYPES[self.kind].itemsize
+    count: int
+    end: int
 
 
 def tensors(described: object, slot_bytes: int, owner: Owner) -> Arrays:
@@ -129,13 +121,14 @@ def places(described: object, slot_bytes: int) -> list[Place]:
             raise ProtocolError(f"the daemon sent tensor {name} with the unknown type {kind!r}")
         if not isinstance(shape, list) or not all(is_count(n) for n in shape) or len(shape) > 8:
             raise ProtocolError(f"the daemon sent tensor {name} with the shape {shape!r}")
-        place = Place(name, kind, tuple(shape), offset if is_count(offset) else -1)
-        if place.offset < 0 or place.offset % ALIGNMENT or place.end > slot_bytes:
+        count = math.prod(shape)
+        end = offset + count * DTYPES[kind].itemsize if is_count(offset) else -1
+        if not is_count(offset) or offset % ALIGNMENT or end > slot_bytes:
             raise ProtocolError(
-                f"the daemon put tensor {name} of {place.count} × {kind} at byte {offset!r} of a "
+                f"the daemon put tensor {name} of {count} × {kind} at byte {offset!r} of a "
                 f"slot of {slot_bytes}"
             )
-        out[name] = place
+        out[name] = Place(name, kind, tuple(shape), offset, count, end)
     lie = sorted((p for p in out.values() if p.count), key=lambda p: p.offset)
     for one, other in itertools.pairwise(lie):
         if one.end > other.offset:

@@ -21,7 +21,10 @@ from ._errors import DaemonDied, HeliosError, ProtocolError, from_code
 
 MAX_FRAME = 16 << 20
 MAX_FDS = 4
+MAX_HELD = 256  # descriptors of frames that nobody has asked for
 _LENGTH = struct.Struct("<I")
+_TIME = struct.Struct("@ll")  # timeval
+_ROOM = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
 
 Message = dict[str, Any]
 
@@ -58,8 +61,16 @@ class Connection:
     def __init__(self, sock: socket.socket, timeout: float) -> None:
         """Takes over a connected socket; timeout is what a whole frame may take, in seconds."""
         sock.setblocking(True)
+        # The kernel's timeouts, because those of Python's sockets cost a poll(2) each time.
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            seconds, part = divmod(min(max(timeout, 1e-3), 1e9), 1)
+            sock.setsockopt(socket.SOL_SOCKET, option, _TIME.pack(int(seconds), int(part * 1e6)))
         self._sock = sock
         self._timeout = timeout
+        self._chunk = memoryview(bytearray(1 << 16))
+        self._data = bytearray()  # received, from the next frame on
+        self._before = 0  # bytes of the frames before that
+        self._fds: list[tuple[int, int]] = []  # and the number of the byte that each came with
         self.pid = os.getpid()
         self.closed = False
         self.greeted = False  # the daemon let us in
@@ -72,6 +83,8 @@ class Connection:
         """Closes this process's end. Nothing happens where it is closed already."""
         self.closed = True
         self._sock.close()
+        close_all([fd for _, fd in self._fds])
+        self._fds.clear()
 
     def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         """Sends a message, and descriptors with its first byte."""
@@ -79,7 +92,6 @@ class Connection:
         if self.closed:
             raise DaemonDied("the connection to the daemon is closed")
         try:
-            self._sock.settimeout(self._timeout)
             sent = 0
             if fds:
                 sent = self._sock.sendmsg(
@@ -87,7 +99,7 @@ class Connection:
                     [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))],
                 )
             self._sock.sendall(memoryview(frame)[sent:])
-        except TimeoutError:
+        except BlockingIOError:
             self.close()
             raise HeliosError(
                 f"the daemon took no message for {self._timeout:g} s; it hangs or is stopped"
@@ -118,57 +130,57 @@ class Connection:
         """Waits for a message; returns it and the descriptors that came with it."""
         if self.closed:
             raise DaemonDied("the connection to the daemon is closed")
-        fds: list[int] = []
         try:
-            deadline = time.monotonic() + self._timeout
-            (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, deadline, fds))
+            until = time.monotonic() + self._timeout
+            self._fill(_LENGTH.size, until)
+            (length,) = _LENGTH.unpack_from(self._data)
             if length > MAX_FRAME:
                 raise ProtocolError(
                     f"the daemon announced a frame of {length} bytes; {MAX_FRAME} is the most"
                 )
-            return decode(bytes(self._exactly(length, deadline, None))), fds
-        except TimeoutError:
-            self._give_up(fds)
+            end = _LENGTH.size + length
+            self._fill(end, until)
+            message = decode(bytes(self._data[_LENGTH.size : end]))
+            del self._data[:end]
+            self._before += end
+            fds = [fd for at, fd in self._fds if at <= self._before]
+            if fds:
+                self._fds = [(at, fd) for at, fd in self._fds if at > self._before]
+            return message, fds
+        except BlockingIOError:
+            self.close()
             raise HeliosError(
                 f"the daemon sent nothing for {self._timeout:g} s; it hangs, or its work takes "
                 "longer: open the dataset with a larger timeout"
             ) from None
         except OSError as e:
-            self._give_up(fds)
+            self.close()
             raise DaemonDied(f"the daemon closed the connection ({e.strerror or e})") from None
         except BaseException:
-            self._give_up(fds)
+            self.close()
             raise
 
-    def _give_up(self, fds: list[int]) -> None:
-        close_all(fds)
-        self.close()
+    def _fill(self, n: int, until: float) -> None:
+        """Receives until n bytes of the next frame are there, and maybe frames behind it.
 
-    def _exactly(self, n: int, deadline: float, fds: list[int] | None) -> bytearray:
-        """Receives n bytes; fds, where given, takes the descriptors that come with them."""
-        data = bytearray(n)
-        view = memoryview(data)
-        done = 0
-        while done < n:
-            self._sock.settimeout(max(deadline - time.monotonic(), 0.001))
-            if fds is not None:
-                room = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
-                got, control, flags, _ = self._sock.recvmsg_into(
-                    [view[done:]], room, socket.MSG_CMSG_CLOEXEC
-                )
-                for level, kind, payload in control:
-                    if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                        ints = array.array("i")
-                        ints.frombytes(payload[: len(payload) - len(payload) % ints.itemsize])
-                        fds.extend(ints)
-                if flags & socket.MSG_CTRUNC:
-                    raise ProtocolError(f"the daemon sent more than {MAX_FDS} descriptors at once")
-            else:
-                got = self._sock.recv_into(view[done:])
+        What came with descriptors ends a chunk, so they belong to the frame of its last byte.
+        """
+        while len(self._data) < n:
+            got, control, flags, _ = self._sock.recvmsg_into(
+                [self._chunk], _ROOM, socket.MSG_CMSG_CLOEXEC
+            )
+            self._data += self._chunk[:got]
+            for level, kind, payload in control:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    ints = array.array("i")
+                    ints.frombytes(payload[: len(payload) - len(payload) % ints.itemsize])
+                    self._fds += [(self._before + len(self._data), fd) for fd in ints]
+            if flags & socket.MSG_CTRUNC or len(self._fds) > MAX_HELD:
+                raise ProtocolError(f"the daemon sent more than {MAX_FDS} descriptors at once")
             if got == 0:
                 raise DaemonDied("the daemon closed the connection")
-            done += got
-        return data
+            if len(self._data) < n and time.monotonic() > until:
+                raise BlockingIOError
 
 
 def close_all(fds: list[int]) -> None:
