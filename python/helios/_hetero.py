@@ -94,9 +94,8 @@ class Schema:
 
     def fanouts(self, given: Any) -> tuple[Sequence[int], dict[EdgeType, Sequence[int]]]:
         """Returns the neighbours of each hop, and those of each type of edges if they are given."""
-        if hasattr(given, "get_mapped_values"):  # PyG's NumNeighbors
-            lists = given.get_mapped_values(self.edge_types)
-            given = dict(zip(self.edge_types, lists, strict=True))
+        if hasattr(given, "get_values"):  # PyG's NumNeighbors
+            given = given.get_values(self.edge_types)
         if not isinstance(given, Mapping):
             return given, {}
         by: dict[EdgeType, Sequence[int]] = {

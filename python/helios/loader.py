@@ -60,15 +60,15 @@ _IDLE: dict[str, Any] = {
 
 # Arguments that ask for what the daemon's sampler lacks: what they are by default, and why not.
 _LACKING: dict[str, tuple[Any, str]] = {
-    "input_time": (None, "the daemon's sampler knows no times"),
-    "replace": (False, "the daemon draws without replacement"),
-    "disjoint": (False, "the daemon makes one subgraph for all seeds of a batch"),
-    "time_attr": (None, "the daemon's sampler knows no times"),
-    "weight_attr": (None, "the daemon draws neighbours uniformly"),
-    "transform_sampler_output": (None, "the daemon samples; give transform, which gets the batch"),
-    "neighbor_sampler": (None, "the daemon samples; PyG's loader over helios.pyg.stores takes one"),
-    "batch_sampler": (None, "the daemon deals seeds; give input_nodes, batch_size and shuffle"),
-    "custom_cls": (None, "a batch is a torch_geometric.data.Data"),
+    "input_time": (None, "knows no times"),
+    "replace": (False, "draws without replacement"),
+    "disjoint": (False, "makes one subgraph for all seeds of a batch"),
+    "time_attr": (None, "knows no times"),
+    "weight_attr": (None, "draws neighbours uniformly"),
+    "transform_sampler_output": (None, "has no output but the batch, which transform gets"),
+    "neighbor_sampler": (None, "is the one"),
+    "batch_sampler": (None, "deals seeds itself"),
+    "custom_cls": (None, "makes a torch_geometric.data.Data"),
 }
 _explained: set[str] = set()
 
@@ -153,7 +153,7 @@ class NeighborLoader(Loader[Any]):
             slots, copy, device, daemon_device: as of :class:`helios.Loader`.
             input_time, replace, disjoint, temporal_strategy, time_attr, weight_attr,
                 transform_sampler_output, neighbor_sampler: taken at PyG's defaults, and else
-                refused by name.
+                refused by name; :class:`helios.pyg.NeighborLoader` has them.
             is_sorted, filter_per_worker: change nothing, nor do ``num_workers``, ``pin_memory`` and
                 their like: the daemon makes batches ahead, in processes of its own.
             directed: False is ``subgraph_type="induced"``, as with PyG.
@@ -165,7 +165,10 @@ class NeighborLoader(Loader[Any]):
         for name, (default, why) in _LACKING.items():
             value = more.pop(name, default) if name not in here else here[name]
             if value is not default and value != default:
-                raise CapabilityError(f"{name}={value!r}: {why}; leave it out")
+                raise CapabilityError(
+                    f"{name}={value!r}: the daemon's sampler {why}; leave it out, or take "
+                    "helios.pyg.NeighborLoader, which samples in this process"
+                )
         if temporal_strategy not in ("uniform", "last"):
             raise UsageError(f'temporal_strategy {temporal_strategy!r} is not "uniform" or "last"')
         more |= {"is_sorted": is_sorted, "filter_per_worker": filter_per_worker}
@@ -179,7 +182,9 @@ class NeighborLoader(Loader[Any]):
             )
         self.data = dataset_of(data)
         schema = self.data.schema
-        if schema is None and hasattr(num_neighbors, "get_mapped_values"):
+        if schema is None and hasattr(num_neighbors, "get_values"):  # PyG's NumNeighbors
+            num_neighbors = num_neighbors.values
+        if schema is None and isinstance(num_neighbors, dict):
             raise CapabilityError("num_neighbors by type: the dataset has one type of edges")
         if schema is not None and self._type != "directional":
             raise CapabilityError(
@@ -189,6 +194,7 @@ class NeighborLoader(Loader[Any]):
         self.num_neighbors = num_neighbors
         self.input_nodes = input_nodes
         self.transform = transform
+        self._more = attributes(self.data)
         self._masked = False  # input_nodes is a mask, whose places are node numbers
         if split is None and schema is not None:
             if input_nodes is None:
@@ -264,7 +270,7 @@ class NeighborLoader(Loader[Any]):
         kind, convert, _ = _kinds()
         b = batch if convert is None else convert(batch)
         if isinstance(b, HeteroBatch):
-            item = self._typed(b)
+            item = attach(self._typed(b), self._more)
             return item if self.transform is None else self.transform(item)
         item = kind(
             x=b.x,
@@ -284,6 +290,7 @@ class NeighborLoader(Loader[Any]):
             item.__dict__["_files"] = self.data.files
         if self._type != "directional":
             _other_edges(item, self._type, self.data.files)
+        attach(item, self._more)
         return item if self.transform is None else self.transform(item)
 
     def _input_id(self, b: Batch | HeteroBatch) -> Any:
@@ -317,6 +324,37 @@ def dataset_of(data: Any) -> Dataset:
             "makes one of a torch_geometric.data.Data"
         )
     return data
+
+
+def attributes(dataset: Dataset) -> dict[tuple[Any, str], tuple[str, Any]]:
+    """Returns what users have set on a dataset, by whose it is and its name: its kind and value.
+
+    The kind is ``n_id`` of a value for each node, ``e_id`` of one for each edge, else nothing.
+    """
+    found: dict[tuple[Any, str], tuple[str, Any]] = {}
+    stores: dict[Any, Any] = dataset._types if dataset.schema is not None else {None: dataset}
+    for of, store in stores.items():
+        nodes, edges = getattr(store, "num_nodes", -1), getattr(store, "num_edges", -1)
+        for name, value in vars(store).items():
+            if name.startswith("_") or not getattr(value, "shape", ()):
+                continue
+            kind = {nodes: "n_id", edges: "e_id"}.get(len(value), "")
+            if nodes == edges == len(value):
+                kind = "e_id" if name.startswith("edge") else "n_id"
+            found[of, name] = kind, value
+    return found
+
+
+def attach(batch: Any, more: dict[tuple[Any, str], tuple[str, Any]]) -> Any:
+    """Gives a batch its part of what users have set on the dataset."""
+    for (of, name), (kind, value) in more.items():
+        store = batch if of is None else batch[of]
+        part = value
+        if kind:
+            index = getattr(store, kind)
+            part = value[index.to(value.device) if hasattr(value, "device") else _numpy(index)]
+        setattr(store, name, part)
+    return batch
 
 
 def leave_out_idle(arguments: dict[str, Any]) -> dict[str, Any]:

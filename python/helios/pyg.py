@@ -1,12 +1,13 @@
-"""Stores for code that brings its own loader of PyG: ``NeighborLoader((features, graph), …)``.
+"""PyG's own loaders over a dataset, and the stores for code that brings another one.
 
-The loader then samples in Python's process and asks for rows when it needs them; nothing reads
-ahead. :class:`helios.NeighborLoader` is faster where its samplers do.
+They sample in Python's process and ask for rows when they need them; nothing reads ahead.
+:class:`helios.NeighborLoader` is faster where its samplers do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from ._dataset import Dataset
 from ._errors import CapabilityError, UsageError
 from ._rows import Rows, node_numbers
+from .loader import attach, attributes, dataset_of
 from .torch import tensor  # before PyTorch: it says what lacks
 
 import torch  # isort: skip
@@ -23,7 +25,10 @@ try:
     from torch_geometric.data import Data, EdgeAttr, TensorAttr
     from torch_geometric.data import FeatureStore as _FeatureStore
     from torch_geometric.data import GraphStore as _GraphStore
+    from torch_geometric.loader import LinkNeighborLoader as _LinkNeighborLoader
     from torch_geometric.loader import NeighborLoader as _NeighborLoader
+
+    from ._sampler import Sampler
 except ImportError as e:
     raise CapabilityError("helios.pyg needs PyG; install it: pip install torch_geometric") from e
 
@@ -40,6 +45,88 @@ def stores(dataset: Dataset, **options: Any) -> tuple[FeatureStore, GraphStore]:
         options: how rows are read, as of a loader; by default ``mode="cpu"`` without caches.
     """
     return FeatureStore(dataset, **options), GraphStore(dataset)
+
+
+def _finish(batch: Any, of: dict[Any, Any], transform: Callable[[Any], Any] | None) -> Any:
+    batch = attach(batch, of)
+    return batch if transform is None else transform(batch)
+
+
+def _arguments(data: Any, num_neighbors: Any, more: dict[str, Any]) -> tuple[Dataset, Any]:
+    """Returns the dataset and the sampler, and has PyG's loader's arguments give both."""
+    dataset, sampler = dataset_of(data), more.get("neighbor_sampler")
+    names = ("subgraph_type", "replace", "disjoint", "temporal_strategy", "time_attr")
+    how = {k: more[k] for k in (*names, "weight_attr") if k in more}
+    if not more.get("directed", True):
+        how["subgraph_type"] = "induced"
+    if sampler is None:
+        sampler = Sampler(dataset, num_neighbors, **how)
+    of = attributes(dataset)
+    schema = dataset.schema
+    if schema is None or dataset.splits:
+        kind = None if schema is None else schema.target
+        files = dataset.files if schema is None else dataset[kind].files
+        for split in ("train", "val", "test"):
+            of[kind, f"{split}_mask"] = "n_id", torch.from_numpy(files.mask(split))
+    more["neighbor_sampler"] = sampler
+    more["transform"] = functools.partial(_finish, of=of, transform=more.get("transform"))
+    return dataset, sampler
+
+
+class NeighborLoader(_NeighborLoader):  # type: ignore[misc]
+    """PyG's NeighborLoader over a dataset, for what the daemon's sampler lacks.
+
+    It takes ``weight_attr``, ``time_attr``, ``disjoint``, ``replace`` and ``neighbor_sampler``.
+    Weights and times are attributes that you set on the dataset, and come in the batches, too:
+    ``dataset.edge_weight = w``, one for each edge of ``dataset.edge_index``. No compiled package is
+    needed.
+    """
+
+    def __init__(
+        self, data: Any, num_neighbors: Any, input_nodes: Any = None, input_time: Any = None,
+        **arguments: Any,
+    ) -> None:  # fmt: skip
+        """Makes it for a dataset of :func:`helios.open`; arguments are those of PyG's."""
+        dataset, _ = _arguments(data, num_neighbors, arguments)
+        if dataset.schema is None:
+            every = np.arange(dataset.num_nodes)
+            input_nodes = torch.as_tensor(np.asarray(every if input_nodes is None else input_nodes))
+        elif isinstance(input_nodes, str) or (
+            isinstance(input_nodes, tuple) and input_nodes[1] is None
+        ):
+            kind = input_nodes if isinstance(input_nodes, str) else input_nodes[0]
+            input_nodes = kind, torch.arange(dataset[kind].num_nodes)
+        super().__init__(stores(dataset), num_neighbors, input_nodes, input_time, **arguments)
+
+
+class LinkNeighborLoader(_LinkNeighborLoader):  # type: ignore[misc]
+    """PyG's LinkNeighborLoader over a dataset: mini-batches of edges, with negative ones.
+
+    >>> loader = helios.pyg.LinkNeighborLoader(
+    ...     dataset, [10, 10], neg_sampling_ratio=1.0, batch_size=256, shuffle=True
+    ... )
+
+    Weights and times are as of :class:`NeighborLoader`.
+    """
+
+    def __init__(
+        self, data: Any, num_neighbors: Any, edge_label_index: Any = None, edge_label: Any = None,
+        edge_label_time: Any = None, **arguments: Any,
+    ) -> None:  # fmt: skip
+        """Makes it for a dataset of :func:`helios.open`; arguments are those of PyG's."""
+        dataset, _ = _arguments(data, num_neighbors, arguments)
+        kind, pairs = None, edge_label_index
+        if dataset.schema is not None:
+            typed = isinstance(pairs, tuple) and len(pairs) == 2 and not isinstance(pairs[0], str)
+            kind, pairs = pairs if typed else (pairs, None)
+            kind = dataset.schema.edge_type(kind)
+        elif isinstance(pairs, tuple) and pairs[0] is None:
+            pairs = pairs[1]
+        if pairs is None:
+            pairs = (dataset if kind is None else dataset[kind]).edge_index
+        super().__init__(
+            stores(dataset), num_neighbors, (kind, pairs), edge_label, edge_label_time, **arguments
+        )
 
 
 class FeatureStore(_FeatureStore):  # type: ignore[misc]
@@ -195,4 +282,11 @@ class InferenceLoader(_NeighborLoader):  # type: ignore[misc]
             )
 
 
-__all__ = ["FeatureStore", "GraphStore", "InferenceLoader", "stores"]
+__all__ = [
+    "FeatureStore",
+    "GraphStore",
+    "InferenceLoader",
+    "LinkNeighborLoader",
+    "NeighborLoader",
+    "stores",
+]

@@ -96,6 +96,26 @@ def test_drop_last_device_and_labor(graph):
     assert {b.device.type for _, _, blocks in got for b in blocks} == {"cpu"}
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_ranks_divide_the_nodes(graph, monkeypatch, drop_last):
+    """All get as many batches, and together each node; another one where a rank lacks one."""
+    import torch.distributed as dist
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    parts = []
+    for rank in range(4):
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        loader = DataLoader(
+            graph, torch.arange(90), NeighborSampler([2]), use_ddp=True, batch_size=10,
+            shuffle=True, drop_last=drop_last, num_workers=2, worker_init_fn=print,
+        )  # fmt: skip
+        loader.set_epoch(1)
+        parts.append([outputs.tolist() for _, outputs, _ in loader])
+    assert [len(p) for p in parts] == [2 if drop_last else 3] * 4
+    seen = [v for part in parts for batch in part for v in batch]
+    assert (len(set(seen)), len(seen)) == ((80, 80) if drop_last else (90, 120))
+
+
 def test_what_lacks_is_named(graph):
     ids = torch.arange(9)
     for sampler, said in (

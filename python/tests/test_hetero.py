@@ -18,6 +18,7 @@ pytest.importorskip("torch_geometric", reason="PyG is not installed")
 
 from torch_geometric.data import HeteroData  # noqa: E402
 from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv, to_hetero  # noqa: E402
+from torch_geometric.sampler.base import NumNeighbors  # noqa: E402
 from torch_geometric.utils import trim_to_layer  # noqa: E402
 
 from helios.loader import NeighborLoader  # noqa: E402
@@ -302,11 +303,13 @@ def test_neighbor_loader_input_id(graph, shuffle):
 def test_neighbors_by_type(graph):
     by = {CITES: [3, 0], WRITES: [2, 2], READS: [-1, -1], PRINTS: [0, 1], NEVER: [1, 1]}
     text = {"__".join(e): n for e, n in by.items()}
-    one, other = (
-        NeighborLoader(graph, n, ("paper", [1, 2, 3]), batch_size=3, seed=4) for n in (by, text)
+    one, other, third = (
+        NeighborLoader(graph, n, ("paper", [1, 2, 3]), batch_size=3, seed=4)
+        for n in (by, text, NumNeighbors(by))
     )
     batch, same = next(iter(one)), next(iter(other))
     check(graph, batch)
+    assert torch.equal(next(iter(third))["paper"].n_id, batch["paper"].n_id)
     assert one.num_neighbors == by
     for e, (first, second) in by.items():
         assert torch.equal(batch[e].edge_index, same[e].edge_index)

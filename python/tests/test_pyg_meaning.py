@@ -1,13 +1,10 @@
-"""PyG's NeighborLoader by its meaning: what its own tests ask (test_neighbor_loader of PyG 2.5).
+"""PyG's NeighborLoader by its meaning: what its own tests ask, by their intent.
 
-Of their 20, those of times (3) and of weights (1), and torch_frame's, ask for what datasets here do
-not have; those of types are in test_hetero. The others are here, by their intent, and what scripts
-rely on.
+docs/reference/upstream-tests.md names the test of each of PyG's. Beside them: what scripts rely on.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
 import warnings
 
@@ -23,7 +20,6 @@ pytest.importorskip("torch_geometric", reason="PyG is not installed")
 from torch_geometric.data import Data  # noqa: E402
 from torch_geometric.nn import GraphConv  # noqa: E402
 
-SAMPLES = any(importlib.util.find_spec(n) is not None for n in ("pyg_lib", "torch_sparse"))
 TYPES = ("directional", "bidirectional", "induced")
 
 
@@ -284,7 +280,7 @@ def test_workers_of_torch(graph):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"replace": True}, "replace=True: the daemon draws without"),
+        ({"replace": True}, "replace=True: .*draws without"),
         ({"disjoint": True}, "disjoint"),
         ({"time_attr": "time"}, "time_attr"),
         ({"weight_attr": "w"}, "weight_attr.*uniformly"),
@@ -331,58 +327,6 @@ def test_the_dataset_as_data(graph):
     assert torch.equal(data.y, torch.arange(100) % 3)
     assert (data.train_mask.sum(), data.val_mask.sum(), data.test_mask.sum()) == (98, 1, 1)
     data.validate()
-
-
-def whole_lists(self, seed, *_, **__):
-    """In place of PyG's compiled samplers, where they are not installed: one hop, all of it."""
-    from torch_geometric.sampler import SamplerOutput
-
-    begin, end = self.colptr[seed], self.colptr[seed + 1]
-    col = torch.arange(len(seed)).repeat_interleave(end - begin)
-    edge = torch.cat([torch.arange(a, b) for a, b in zip(begin, end, strict=True)])
-    row = self.row[edge]
-    node = torch.cat([seed, row[~torch.isin(row, seed)].unique()])
-    place = torch.full((int(node.max()) + 1,), -1)
-    place[node] = torch.arange(len(node))
-    return SamplerOutput(node=node, row=place[row], col=col, edge=edge, batch=None)
-
-
-@pytest.mark.parametrize("mode", ["binary", "triplet"])
-def test_links_over_the_stores(graph, monkeypatch, mode):
-    """PyG's LinkNeighborLoader; the pair's first is the type of edges, of which there is one."""
-    from torch_geometric.loader import LinkNeighborLoader
-    from torch_geometric.sampler import NegativeSampling, NeighborSampler
-
-    import helios.pyg
-
-    if not SAMPLES:
-        monkeypatch.setattr(NeighborSampler, "_sample", whole_lists)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of PyG, without pyg-lib
-        loader = LinkNeighborLoader(
-            helios.pyg.stores(graph),
-            [-1],
-            edge_label_index=(None, graph.edge_index),
-            neg_sampling=NegativeSampling(mode),
-            batch_size=50,
-        )
-    there, links = set(pairs(graph.edge_index)), []
-    for batch in loader:
-        assert torch.equal(batch.x[:, 0].long(), batch.n_id)
-        assert torch.equal(batch.y, graph.y[batch.n_id])
-        assert there.issuperset(pairs(batch.n_id[batch.edge_index]))
-        if mode == "triplet":
-            links += zip(
-                batch.n_id[batch.src_index].tolist(),
-                batch.n_id[batch.dst_pos_index].tolist(),
-                strict=True,
-            )
-            assert len(batch.dst_neg_index) == len(batch.src_index)
-            continue
-        ends = pairs(batch.n_id[batch.edge_label_index])
-        links += [e for e, label in zip(ends, batch.edge_label.tolist(), strict=True) if label]
-        assert len(ends) == 2 * int(batch.edge_label.sum())
-    assert links == pairs(graph.edge_index)
 
 
 def test_batches_are_pickled(graph):
