@@ -189,6 +189,12 @@ PYTEST_FLAGS ?=
 test-python: build
 	./tools/testpython.sh "$(PYTHON_ENVS)" $(PYTEST_FLAGS)
 
+# The package's API as HTML, by pdoc in the environment with DGL that test-python makes.
+PYTHON_DOCS ?= bin/python-docs
+python-docs:
+	cd python && PYTHONPATH=. "$(PYTHON_ENVS)/dgl/bin/pdoc" \
+		--docformat google -o "$(abspath $(PYTHON_DOCS))" helios helios.models helios.pyg helios.torch helios.dgl helios.graphbolt
+
 # The package that a GPU machine runs without Go: tests, benchmarks and a script (tools/gputier).
 GPU_PACK ?= bin/gputier
 test-gpu-pack: bin/lab/gputier

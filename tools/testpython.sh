@@ -41,15 +41,15 @@ environment() {
 	echo "$of" >"$env/made-of"
 }
 
-# wheels: builds both, and again from a copy of the sources in another folder: equal to the byte.
+# wheels: builds them, and again from a copy of the sources in another folder: equal to the byte.
 wheels() {
 	local again
 	again=$(mktemp -d)
 	rm -rf "$dir/wheels"
-	./tools/wheels.sh "$dir/wheels"
+	./tools/wheels.sh "$dir/wheels" "$@"
 	mkdir "$again/copy"
 	git ls-files -z --cached --others --exclude-standard | tar --null -T - -c | tar -x -C "$again/copy"
-	(cd "$again/copy" && ./tools/wheels.sh "$again/wheels")
+	(cd "$again/copy" && ./tools/wheels.sh "$again/wheels" "$@")
 	diff -r "$dir/wheels" "$again/wheels"
 	rm -rf "$again"
 	(cd "$dir/wheels" && sha256sum -- *)
@@ -77,8 +77,8 @@ environment plain python/requirements-test.txt
 	"$dir/plain/bin/mypy" --cache-dir "$dir/mypy"
 )
 export HELIOS_WHEELS=$dir/wheels HATCHLING=$dir/plain/bin/hatchling
-echo "testpython: both wheels, built twice"
-wheels
+echo "testpython: the wheels and the sdist, built twice"
+if [ "${HELIOS_PYTHON_TORCH:-}" = no ]; then wheels; else wheels amd64 arm64; fi
 if command -v "${CXX:-g++}" >/dev/null; then
 	HELIOS_FAKE_LIBCUDA=$(CGO_ENABLED=0 go -C tools run ./fakelib -o "$dir/libcuda")
 	export HELIOS_FAKE_LIBCUDA
@@ -103,6 +103,7 @@ if ! has_dgl; then
 elif environment dgl python/requirements-dgl.txt; then
 	echo "testpython: with DGL, ONNX and TensorBoard"
 	"$dir/dgl/bin/python" -c 'import dgl.graphbolt, onnx, tensorboard' # else they would skip
+	make --no-print-directory python-docs PYTHON_ENVS="$dir" PYTHON_DOCS="$dir/docs"
 	suite dgl --ignore=test_tables.py -k "dgl or graphbolt or onnx or tensorboard or hetero or pyg" "$@"
 else
 	lacks="${lacks:+$lacks; }DGL CANNOT BE INSTALLED HERE: ITS TESTS DID NOT RUN"

@@ -21,6 +21,14 @@ except ImportError as e:
         "helios.torch needs PyTorch; install it (pip install torch), or use helios.NumpyLoader"
     ) from e
 
+try:
+    torch.from_numpy(np.zeros(1))
+except RuntimeError as e:  # PyTorch before 2.3 with NumPy 2
+    raise CapabilityError(
+        f"PyTorch {torch.__version__} cannot use NumPy {np.__version__}: {e}; "
+        'install an older one (pip install "numpy<2"), or a newer PyTorch'
+    ) from None
+
 _VIEWS = {"bfloat16": torch.bfloat16}
 # Unsigned types that older versions of PyTorch lack; their values fit the signed ones.
 _SIGNED = {"uint32": np.int32}

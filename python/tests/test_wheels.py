@@ -6,10 +6,12 @@ import base64
 import hashlib
 import importlib.util
 import os
+import platform
 import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import time
 import zipfile
 from pathlib import Path
@@ -25,7 +27,9 @@ pytestmark = pytest.mark.skipif(
 
 
 def wheel(start: str) -> Path:
-    (found,) = WHEELS.glob(f"{start}-*.whl")
+    (found,) = (
+        p for p in WHEELS.glob(f"{start}-*.whl") if p.stem.endswith(("any", platform.machine()))
+    )
     return found
 
 
@@ -50,6 +54,29 @@ def test_each_file_is_as_recorded():
                     seen.add(name)
             assert seen == names
             assert {i.date_time for i in z.infolist()} == {(2020, 1, 1, 0, 0, 0)}
+
+
+def test_the_binary_is_of_the_tags_processor():
+    machines = {"x86_64": 62, "aarch64": 183}  # e_machine of ELF
+    for path in WHEELS.glob("heliosctl-*.whl"):
+        with zipfile.ZipFile(path) as z:
+            (name,) = (n for n in z.namelist() if n.endswith("/scripts/heliosctl"))
+            head = z.open(name).read(20)
+        assert head[:4] == b"\x7fELF"
+        assert int.from_bytes(head[18:], "little") == machines[path.stem.split("_", 3)[3]]
+
+
+def test_the_sdist_builds_the_wheel(tmp_path):
+    """From the archive alone, to the byte."""
+    (archive,) = WHEELS.glob("helios_gnn-*.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path, filter="data")
+    (folder,) = tmp_path.iterdir()
+    command = [os.environ["HATCHLING"], "build", "-t", "wheel", "-d", tmp_path / "out"]
+    made = {**os.environ, "SOURCE_DATE_EPOCH": "1577836800"}
+    subprocess.run(command, cwd=folder, env=made, check=True, capture_output=True)
+    (built,) = (tmp_path / "out").iterdir()
+    assert built.read_bytes() == wheel("helios_gnn").read_bytes()
 
 
 @pytest.mark.skipif(
