@@ -233,6 +233,8 @@ class Dataset:
         self._handle = 0
         self._closed = False
         self._finalizer: weakref.finalize[Any, Any] | None = None
+        self._of: Dataset | None = None  # of a copy, which has its connection
+        self._dropped: tuple[str, ...] = ()  # x and y that were deleted
         self._describe(self._connect()[2])
 
     def _describe(self, d: Mapping[str, Any]) -> None:
@@ -282,7 +284,12 @@ class Dataset:
         return self.node_types, self.edge_types
 
     def __getitem__(self, name: Any) -> Any:
-        """Returns the nodes or edges of a type of a typed graph, as PyG's HeteroData does."""
+        """Returns the nodes or edges of a type of a typed graph, as PyG's HeteroData does.
+
+        0 is the whole: PyG's own datasets have their one graph there.
+        """
+        if isinstance(name, int) and name == 0:
+            return self
         if self.schema is None:
             raise UsageError(f"the dataset has one type of nodes and edges, and no {name!r}")
         if isinstance(name, str) and name in self.schema.nodes:
@@ -290,6 +297,8 @@ class Dataset:
         return self._types[self.schema.edge_type(name)]
 
     def _untyped(self, name: str) -> Files:
+        if name in self._dropped:
+            raise AttributeError(f"{name} was deleted")
         if self.schema is not None:
             of = repr(self.schema.edge_types[0] if name == "edge_index" else self.schema.target)
             raise AttributeError(f"{name} is that of a type: dataset[{of}].{name}")
@@ -304,6 +313,11 @@ class Dataset:
         """
         return _tensor(self._untyped("x").array("features"))
 
+    @x.deleter
+    def x(self) -> None:
+        """Has a NeighborLoader of this dataset, or copy, sample without reading features."""
+        self._dropped = (*self._dropped, "x")
+
     @property
     def y(self) -> Any:
         """Labels of all nodes, int64 [nodes], -1 where there is none.
@@ -311,6 +325,11 @@ class Dataset:
         Several labels a node and numbers are float32 [nodes, columns], NaN where there is none.
         """
         return _tensor(self._untyped("y").targets())
+
+    @y.deleter
+    def y(self) -> None:
+        """Has batches without labels, as ``del dataset.x`` has them without features."""
+        self._dropped = (*self._dropped, "y")
 
     @property
     def edge_index(self) -> Any:
@@ -340,6 +359,20 @@ class Dataset:
     def __len__(self) -> int:
         """How many nodes there are."""
         return self.num_nodes
+
+    def to(self, device: Any, *_: str) -> Dataset:
+        """Is PyG's, for the CPU alone: features stay where they are."""
+        if str(device) != "cpu":
+            raise CapabilityError(
+                f"a dataset stays on its SSDs: give the loader device={str(device)!r}, or move "
+                "batches"
+            )
+        return self
+
+    def get_idx_split(self) -> dict[str, Any]:
+        """Returns the nodes of the splits by OGB's names: train, valid and test."""
+        names = {"train": "train", "valid": "val", "test": "test"}
+        return {k: _tensor(np.array(self.files.array(s), np.int64)) for k, s in names.items()}
 
     def to_data(self) -> Any:
         """Returns PyG's Data, or HeteroData, of all, whose features are still in the files."""
@@ -373,6 +406,8 @@ class Dataset:
         return session, handle
 
     def _connect(self) -> tuple[Session, int, Mapping[str, Any]]:
+        if self._of is not None:
+            return self._of._connect()
         if self._pid != os.getpid():
             # The parent's session and a lock that one of its threads may have held.
             self._lock, self._pid, self._live = threading.Lock(), os.getpid(), None
@@ -431,8 +466,19 @@ class Dataset:
     ) -> None:
         self.close()
 
+    def __copy__(self) -> Dataset:
+        """Returns one that shares the connection, and has attributes and deletions of its own."""
+        other = Dataset.__new__(Dataset)
+        other.__dict__ = {**self.__dict__, "_of": self._of or self, "_finalizer": None}
+        return other
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return Dataset, (self._how,)
+        set_by_users = {k: v for k, v in vars(self).items() if getattr(v, "shape", ())}
+        return (
+            Dataset,
+            (self._how,),
+            {"_types": self._types, "_dropped": self._dropped, **set_by_users},
+        )
 
     def __repr__(self) -> str:
         return (

@@ -281,7 +281,7 @@ class Loader(Generic[Item]):
             options: those of ``heliosctl train``, such as ``sampler="labor"``, ``mode="cpu"`` or
                 ``gpu_cache="5%"``: a flag's name with underscores.
         """
-        self.dataset = dataset
+        self._source = dataset
         self._copy = copy
         schema, kind, count = dataset.schema, None, dataset.num_nodes
         by_type: dict[EdgeType, Sequence[int]] = {}
@@ -388,7 +388,7 @@ class Loader(Generic[Item]):
         return -(-(self._in_epoch(total) - mine) // self._workers) - self._left_out()
 
     def _connected(self) -> _Remote:
-        session, handle = self.dataset.session()
+        session, handle = self._source.session()
         have = self._remote
         if have is not None and have.session is session and not have.lost:
             return have
@@ -451,7 +451,7 @@ class Loader(Generic[Item]):
         try:
             remote = _Remote(session, message, received, pinned)
             remote.parse = functools.partial(
-                _parse, self.dataset.schema, self.dataset.num_nodes, self._request
+                _parse, self._source.schema, self._source.num_nodes, self._request
             )
         except (CapabilityError, DeviceError):
             session.forget(message["id"])
@@ -494,11 +494,16 @@ class Loader(Generic[Item]):
         return 0 if self._begun else self._from + self._given * self.world_size
 
     @property
+    def dataset(self) -> Any:
+        """The dataset of :func:`helios.open`."""
+        return self._source
+
+    @property
     def num_seeds(self) -> int:
         """Seeds of an epoch, of all ranks together."""
         if self._nodes is not None:
             return len(self._nodes)
-        return self.dataset.splits[self._request["split"]]
+        return self._source.splits[self._request["split"]]
 
     @property
     def batch_size(self) -> int:
@@ -579,7 +584,7 @@ class Loader(Generic[Item]):
         iteration.epoch, iteration.turn = self._epoch, self._turn
         iteration.wanted = self._wanted(remote.total) - self._given
         if remote.busy():
-            remote = self._opened(*self.dataset.session())
+            remote = self._opened(*self._source.session())
             iteration.finalizer = weakref.finalize(iteration, remote.session.forget, remote.id)
             iteration.finalizer.atexit = False
         first = min(self._left_out() + self._given, remote.batches)
@@ -679,7 +684,7 @@ class Loader(Generic[Item]):
     def _identity(self) -> dict[str, Any]:
         options = self._request["options"]
         return {
-            "dataset": self.dataset.uuid,
+            "dataset": self._source.uuid,
             "split": self._request["split"],
             "nodes": None if self._nodes is None else len(self._nodes),
             "shuffle": self._request["shuffle"],

@@ -139,7 +139,7 @@ class DataLoader(_Loader[Item]):
             block.dstdata[dgl.NID] = b.n_id[: hop.num_dst]
             if self.edge_ids:
                 dst = np.repeat(batch.n_id[: hop.num_dst], np.diff(hop.indptr.numpy()))
-                numbers = self.dataset.files.edge_numbers(batch.n_id[hop.src.numpy()], dst)
+                numbers = self._source.files.edge_numbers(batch.n_id[hop.src.numpy()], dst)
                 block.edata[dgl.EID] = torch.from_numpy(numbers)
             if hop.weights is not None:
                 block.edata["weight"] = hop.weights[hop.src]
@@ -153,7 +153,7 @@ class DataLoader(_Loader[Item]):
 
     def _typed(self, b: HeteroBatch) -> Item:
         """Is _convert of a typed graph: nodes and data are dicts by type."""
-        types, blocks = self.dataset.node_types, []
+        types, blocks = self._source.node_types, []
         for h, hop in enumerate(b.blocks):
             src = {t: b.node_end[t][h + 1] for t in types}
             dst = {t: b.node_end[t][h] for t in types}
@@ -167,7 +167,7 @@ class DataLoader(_Loader[Item]):
                 block.dstnodes[t].data[dgl.NID] = b.n_id[t][: dst[t]]
             for e, x in hop.items() if self.edge_ids else ():
                 of = np.repeat(b.n_id[e[2]][: dst[e[2]]].numpy(), np.diff(x.indptr.numpy()))
-                numbers = self.dataset[e].files.edge_numbers(b.n_id[e[0]][x.src].numpy(), of)
+                numbers = self._source[e].files.edge_numbers(b.n_id[e[0]][x.src].numpy(), of)
                 block.edges[e].data[dgl.EID] = torch.from_numpy(numbers)
             blocks.append(block)
         if b.input_type == b.target_type:

@@ -37,6 +37,7 @@ class FeatureStore(gb.FeatureStore):  # type: ignore[misc]
         super().__init__()
         self.dataset = dataset
         self._rows = Rows(dataset, **options)
+        self._updated: dict[Key, Any] = {}
 
     def keys(self) -> list[Key]:
         """Returns what there is: (domain, type, name); the type is None where there is one."""
@@ -59,7 +60,9 @@ class FeatureStore(gb.FeatureStore):  # type: ignore[misc]
     def read(self, domain: str, type_name: str | None, feature_name: str, ids: Any = None) -> Any:
         """Returns a feature of nodes; of all without ids. It lies where ids do."""
         nodes = node_numbers(ids, self._nodes(domain, type_name, feature_name))
-        if feature_name == "label":
+        if (domain, type_name, feature_name) in self._updated:
+            rows = self._updated[domain, type_name, feature_name][torch.from_numpy(nodes)]
+        elif feature_name == "label":
             rows = torch.from_numpy(self.dataset.files.targets(nodes))
         else:
             rows = self._rows.read(nodes, type_name)
@@ -68,6 +71,8 @@ class FeatureStore(gb.FeatureStore):  # type: ignore[misc]
     def size(self, domain: str, type_name: str | None, feature_name: str) -> Any:
         """Returns the size of a feature of one node."""
         self._nodes(domain, type_name, feature_name)
+        if (domain, type_name, feature_name) in self._updated:
+            return self._updated[domain, type_name, feature_name].shape[1:]
         if feature_name == "label":
             return torch.Size(self.dataset.files.array("labels").shape[1:])
         schema = self.dataset.schema
@@ -80,9 +85,14 @@ class FeatureStore(gb.FeatureStore):  # type: ignore[misc]
         self._nodes(domain, type_name, feature_name)
         return {}
 
-    def update(self, domain: str, type_name: str | None, feature_name: str, *_: Any) -> None:
-        """Refuses: a dataset does not change."""
-        raise UsageError(f"{feature_name}: a dataset does not change; make one by helios.save")
+    def update(
+        self, domain: str, type_name: str | None, feature_name: str, value: Any, ids: Any = None
+    ) -> None:
+        """Has this store give another tensor, which it keeps in memory; the dataset stays."""
+        nodes = self._nodes(domain, type_name, feature_name)
+        if ids is not None or len(value) != nodes:
+            raise UsageError(f"{feature_name}: a dataset does not change; give all {nodes} rows")
+        self._updated[domain, type_name, feature_name] = value
 
     def __len__(self) -> int:
         """How many features there are."""

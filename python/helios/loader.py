@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -194,7 +194,6 @@ class NeighborLoader(Loader[Any]):
         self.num_neighbors = num_neighbors
         self.input_nodes = input_nodes
         self.transform = transform
-        self._more = attributes(self.data)
         self._masked = False  # input_nodes is a mask, whose places are node numbers
         if split is None and schema is not None:
             if input_nodes is None:
@@ -233,6 +232,34 @@ class NeighborLoader(Loader[Any]):
     def _names(self) -> list[str]:
         return sorted({*super()._names(), *Arguments.__annotations__})
 
+    @property
+    def dataset(self) -> range:
+        """The places of the seeds in input_nodes, as of PyG's loader; the graph is ``data``."""
+        return range(self.num_seeds)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begins the next epoch. Without features, after ``del data.x``, this process samples."""
+        return iter(self._bare()) if self.data._dropped else super().__iter__()
+
+    def _bare(self) -> Any:
+        """Returns a loader of PyG's that asks for no features."""
+        from .pyg import NeighborLoader as Own
+
+        if self.world_size > 1 or self._request["options"].get("sampler"):
+            raise CapabilityError(
+                f"a loader without {', '.join(self.data._dropped)} has no ranks or sampler"
+            )
+        return Own(
+            self.data,
+            self.num_neighbors,
+            np.asarray(self._seeds()),
+            subgraph_type=self._type,
+            transform=self.transform,
+            batch_size=self.batch_size,
+            shuffle=self._request["shuffle"],
+            drop_last=self.drop_last,
+        )
+
     def __call__(self, index: Any) -> Any:
         """Returns a batch of the input nodes at these places."""
         places = np.atleast_1d(np.asarray(index))
@@ -270,7 +297,7 @@ class NeighborLoader(Loader[Any]):
         kind, convert, _ = _kinds()
         b = batch if convert is None else convert(batch)
         if isinstance(b, HeteroBatch):
-            item = attach(self._typed(b), self._more)
+            item = attach(self._typed(b), self.data)
             return item if self.transform is None else self.transform(item)
         item = kind(
             x=b.x,
@@ -290,7 +317,7 @@ class NeighborLoader(Loader[Any]):
             item.__dict__["_files"] = self.data.files
         if self._type != "directional":
             _other_edges(item, self._type, self.data.files)
-        attach(item, self._more)
+        attach(item, self.data)
         return item if self.transform is None else self.transform(item)
 
     def _input_id(self, b: Batch | HeteroBatch) -> Any:
@@ -345,9 +372,9 @@ def attributes(dataset: Dataset) -> dict[tuple[Any, str], tuple[str, Any]]:
     return found
 
 
-def attach(batch: Any, more: dict[tuple[Any, str], tuple[str, Any]]) -> Any:
+def attach(batch: Any, dataset: Dataset) -> Any:
     """Gives a batch its part of what users have set on the dataset."""
-    for (of, name), (kind, value) in more.items():
+    for (of, name), (kind, value) in attributes(dataset).items():
         store = batch if of is None else batch[of]
         part = value
         if kind:

@@ -16,7 +16,7 @@ import numpy as np
 from ._dataset import Dataset
 from ._errors import CapabilityError, UsageError
 from ._rows import Rows, node_numbers
-from .loader import attach, attributes, dataset_of
+from .loader import attach, dataset_of
 from .torch import tensor  # before PyTorch: it says what lacks
 
 import torch  # isort: skip
@@ -47,8 +47,15 @@ def stores(dataset: Dataset, **options: Any) -> tuple[FeatureStore, GraphStore]:
     return FeatureStore(dataset, **options), GraphStore(dataset)
 
 
-def _finish(batch: Any, of: dict[Any, Any], transform: Callable[[Any], Any] | None) -> Any:
-    batch = attach(batch, of)
+def _finish(batch: Any, dataset: Dataset, transform: Callable[[Any], Any] | None) -> Any:
+    """Gives a batch the masks and what users have set on the dataset."""
+    schema = dataset.schema
+    of = dataset if schema is None else dataset[schema.target]
+    store = batch if schema is None else batch[schema.target]
+    for split in ("train", "val", "test"):
+        mask = of.files.mask(split)[store.n_id.numpy()]
+        setattr(store, f"{split}_mask", torch.from_numpy(mask))
+    attach(batch, dataset)
     return batch if transform is None else transform(batch)
 
 
@@ -61,15 +68,8 @@ def _arguments(data: Any, num_neighbors: Any, more: dict[str, Any]) -> tuple[Dat
         how["subgraph_type"] = "induced"
     if sampler is None:
         sampler = Sampler(dataset, num_neighbors, **how)
-    of = attributes(dataset)
-    schema = dataset.schema
-    if schema is None or dataset.splits:
-        kind = None if schema is None else schema.target
-        files = dataset.files if schema is None else dataset[kind].files
-        for split in ("train", "val", "test"):
-            of[kind, f"{split}_mask"] = "n_id", torch.from_numpy(files.mask(split))
     more["neighbor_sampler"] = sampler
-    more["transform"] = functools.partial(_finish, of=of, transform=more.get("transform"))
+    more["transform"] = functools.partial(_finish, dataset=dataset, transform=more.get("transform"))
     return dataset, sampler
 
 
@@ -148,6 +148,7 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
         of: Sequence[tuple[str | None, str]] = [(None, "x"), (None, "y")]
         if schema is not None:
             of = [(t, "x") for t, dim in schema.dims.items() if dim] + [(schema.target, "y")]
+        of = [(t, name) for t, name in of if name not in self.dataset._dropped]
         return [TensorAttr(group_name=t, attr_name=name, index=None) for t, name in of]
 
     def _get_tensor_size(self, attr: Any) -> tuple[int, ...]:

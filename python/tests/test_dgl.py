@@ -269,8 +269,11 @@ def test_graphbolts_pipelines_take_the_feature_store(graph, typed):
             store.read(*key, torch.tensor([1]))
     with pytest.raises(helios.UsageError, match="0 to 99"):
         store.read("node", None, "feat", torch.tensor([100]))
-    with pytest.raises(helios.UsageError, match="does not change"):
-        store.update("node", None, "feat", graph.x)
+    with pytest.raises(helios.UsageError, match="give all 100 rows"):
+        store.update("node", None, "feat", graph.x[:1], torch.tensor([0]))
+    store.update("node", None, "feat", graph.x[:, :2] + 1)  # as layer-wise inference does
+    assert store.size("node", None, "feat") == torch.Size([2])
+    assert torch.equal(store.read("node", None, "feat", torch.tensor([5])), graph.x[5:6, :2] + 1)
 
     ds, of = typed
     store = FeatureStore(ds)

@@ -6,6 +6,7 @@ test_neighbor_loader that the daemon's sampler has no answer to (docs/reference/
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import numpy as np
@@ -232,6 +233,28 @@ def test_what_is_drawn_is_of_the_graph(graph, how):
     del graph.mark
 
 
+def test_a_loader_without_features(graph):
+    """As PyG's reddit.py has it: a copy of the graph whose features and labels are deleted."""
+    less = helios.NeighborLoader(copy.copy(graph), [-1], batch_size=30)
+    del less.data.x, less.data.y
+    less.data.number = torch.arange(100)
+    assert len(less.dataset) == len(graph[0].to("cpu", "x")) == 100
+    seen = []
+    for batch in less:
+        assert "x" not in batch
+        assert "y" not in batch
+        assert torch.equal(batch.number, batch.n_id)
+        assert torch.equal(batch.n_id[batch.edge_index], graph.edge_index[:, batch.e_id])
+        seen += batch.n_id[: batch.batch_size].tolist()
+    assert seen == list(range(100))
+    with pytest.raises(AttributeError, match="x was deleted"):
+        assert less.data.x is None
+    assert next(iter(helios.NeighborLoader(graph, [-1]))).x.shape[1] == 4
+    assert graph.get_idx_split()["valid"].tolist() == [98]
+    with pytest.raises(helios.CapabilityError, match="device='cuda:1'"):
+        graph.to("cuda:1", "x")
+
+
 def test_all_neighbours_are_the_daemons(graph, typed):
     """The two samplers: the same nodes, and the same edges of them."""
     for ds, nodes in ((graph, None), (typed, "paper")):
@@ -402,8 +425,6 @@ def test_link_neighbor_loader_triplet(graph, typed, disjoint, temporal, amount, 
         neg_sampling=NegativeSampling("triplet", amount),
         shuffle=True,
     )
-    for store in stores if temporal else ():
-        del store.time
     assert len(loader) == 5
     for batch in loader:
         nodes, edges = (batch["paper"], batch["paper", "paper"]) if types else (batch, batch)
@@ -422,6 +443,8 @@ def test_link_neighbor_loader_triplet(graph, typed, disjoint, temporal, amount, 
             assert torch.equal(seeds, torch.arange(20).expand_as(seeds))
         if temporal:
             assert (nodes.time <= nodes.seed_time[nodes.batch]).all()
+    for store in stores if temporal else ():
+        del store.time
 
 
 def test_link_neighbor_loader_mapping(made):
