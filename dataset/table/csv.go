@@ -12,6 +12,7 @@ import (
 
 	"helios/internal/container"
 	"helios/internal/errs"
+	"helios/internal/work"
 )
 
 // Text files: separated values as RFC 4180 has them, and lines of JSON. A record is a line, and
@@ -207,8 +208,8 @@ type records struct {
 	line int64  // of the next record
 	rest []byte // text that was read and not returned
 	end  bool
-	buf  []byte      // that rest is in
-	free chan []byte // blocks that no batch needs any more
+	buf  []byte             // that rest is in
+	free work.Spare[[]byte] // blocks that no batch needs any more
 }
 
 func newRecords(path string) (*records, error) {
@@ -216,7 +217,7 @@ func newRecords(path string) (*records, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &records{in: in, path: path, free: make(chan []byte, freeBlocks)}, nil
+	return &records{in: in, path: path, free: work.NewSpare[[]byte](freeBlocks)}, nil
 }
 
 func (r *records) close() error { return r.in.Close() }
@@ -268,9 +269,10 @@ func (r *records) more() error {
 	n := len(r.rest)
 	var buf []byte
 	if 2*n <= blockSize {
-		buf = again(r.free, func() []byte { return make([]byte, blockSize) }) // which may hold rest
-	} else {
-		buf = make([]byte, 2*n)
+		buf = r.free.Take() // which may hold rest
+	}
+	if buf == nil {
+		buf = make([]byte, max(blockSize, 2*n))
 	}
 	copy(buf, r.rest)
 	r.buf = buf
@@ -339,7 +341,7 @@ type textReader struct {
 	r     *records
 	take  []int
 	first int64
-	rooms chan *textRoom // that no batch needs any more
+	rooms work.Spare[*textRoom] // that no batch needs any more
 }
 
 // textRoom is the memory of a batch of separated values.
@@ -358,7 +360,7 @@ func (f *textFile) read(take []int) (reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &textReader{f: f, r: r, take: take, rooms: make(chan *textRoom, freeBlocks)}
+	t := &textReader{f: f, r: r, take: take, rooms: work.NewSpare[*textRoom](freeBlocks)}
 	for range f.skip {
 		if _, err := r.one(); err != nil {
 			return nil, errors.Join(err, r.close())
@@ -380,32 +382,17 @@ func (t *textReader) next() (func() (*Batch, error), error) {
 	if t.f.json {
 		return func() (*Batch, error) { return b, t.f.parseJSON(b, text, t.take, end) }, nil
 	}
-	room, buf := again(t.rooms, func() *textRoom { return &textRoom{} }), t.r.buf
+	room, buf := t.rooms.Take(), t.r.buf
+	if room == nil {
+		room = &textRoom{}
+	}
 	b.free = func() {
-		giveBack(t.rooms, room)
+		t.rooms.Give(room)
 		if len(buf) == blockSize { // which holds no other batch's text
-			giveBack(t.r.free, buf)
+			t.r.free.Give(buf)
 		}
 	}
 	return func() (*Batch, error) { return b, t.f.parse(b, text, t.take, end, room) }, nil
-}
-
-// again takes something that was given back, or makes one.
-func again[T any](from chan T, make func() T) T {
-	select {
-	case x := <-from:
-		return x
-	default:
-		return make()
-	}
-}
-
-// giveBack keeps something for again, where there is room for it.
-func giveBack[T any](to chan T, x T) {
-	select {
-	case to <- x:
-	default:
-	}
 }
 
 // text adds a cell, which is missing where it is empty.

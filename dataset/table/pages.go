@@ -17,6 +17,8 @@ import (
 	"github.com/klauspost/compress/snappy"
 	"github.com/klauspost/compress/zstd"
 	"github.com/pierrec/lz4/v4"
+
+	"helios/internal/work"
 )
 
 // pages reads the values of a column in a group of rows (parquet-format's README, "Data Pages").
@@ -25,16 +27,19 @@ type pages struct {
 	c     *chunk
 	l     *leaf
 	limit int64
-	left  int64 // values and missing ones of the chunk that no page has held yet
+	left  int64              // values and missing ones of the chunk that no page has held yet
+	raws  work.Spare[[]byte] // room for a page as it is stored; nil: none is kept
 	raw   []byte
 	page  []byte
 	dict  *values // nil: none was read
 
 	n          int // values and missing ones that are left of the page
 	defs, reps []uint32
-	v          values   // of the page
-	index      []uint32 // of the page, into dict; nil: v holds the values
-	at         int      // of v or index, the next
+	v          values // of the page
+	at         int    // of v, the next
+	coded      bool   // the page has codes, places in dict, and v nothing
+	codes      runs
+	room       []uint32 // for codes
 }
 
 // values are decoded values, those of one of the fields.
@@ -44,6 +49,8 @@ type values struct {
 	floats  []float64
 	data    []byte
 	offsets []int
+	// stored, where it is not nil, are the numbers as the page has them.
+	stored []byte
 }
 
 const (
@@ -159,7 +166,7 @@ func (p *pages) more() error {
 		if err != nil {
 			return err
 		}
-		p.raw = slices.Grow(p.raw[:0], h.packed)[:h.packed]
+		p.raw = slices.Grow(p.raws.Take()[:0], h.packed)[:h.packed]
 		if _, err := io.ReadFull(p.in, p.raw); err != nil {
 			return fmt.Errorf("a page of %d bytes ends early", h.packed)
 		}
@@ -199,6 +206,7 @@ func (p *pages) unpack(h pageHead, plain int) error {
 	}
 	p.page = slices.Grow(p.page[:0], h.size)[:h.size]
 	copy(p.page, p.raw[:plain])
+	defer func() { p.raws.Give(p.raw[:0]); p.raw = nil }()
 	dst, src := p.page[plain:], p.raw[plain:]
 	codec := p.c.codec
 	if h.plain {
@@ -328,7 +336,7 @@ func (p *pages) data(h pageHead) error {
 			return err
 		}
 	}
-	if p.l.maxDef > 0 {
+	if p.l.maxDef > 0 && !p.allThere(defs, present) {
 		if p.defs, err = hybrid(p.defs, defs, bitsOf(int(p.l.maxDef)), h.values); err != nil {
 			return err
 		}
@@ -348,8 +356,15 @@ func (p *pages) data(h pageHead) error {
 	if h.encoding == 2 || h.encoding == 8 {
 		return p.indexed(b, present)
 	}
-	p.index = nil
+	p.coded = false
 	return p.decode(&p.v, b, h.encoding, present)
+}
+
+// allThere reports whether the levels of n values are one run that says that none is missing.
+func (p *pages) allThere(levels []byte, n int) bool {
+	r := runs{b: levels, width: bitsOf(int(p.l.maxDef)), left: n}
+	return p.l.maxRep == 0 && r.begin() == nil && !r.packed && r.run == n &&
+		r.value == uint32(p.l.maxDef)
 }
 
 func bitsOf(n int) (bits uint) {
@@ -368,79 +383,108 @@ func prefixed(b []byte) (part, rest []byte, err error) {
 	return b[4 : 4+n], b[4+n:], nil
 }
 
-// indexed readies a page of indexes into the dictionary.
-func (p *pages) indexed(b []byte, n int) (err error) {
+// indexed readies a page of places in the dictionary, which are read when they are needed.
+func (p *pages) indexed(b []byte, n int) error {
 	if p.dict == nil {
 		return errors.New("a page needs a dictionary, and there is none")
 	}
-	if n == 0 {
-		p.index = p.index[:0]
+	if p.coded, p.codes = true, (runs{left: n}); n == 0 {
 		return nil
 	}
 	if len(b) == 0 || b[0] > 32 {
 		return errors.New("indexes of a dictionary have no width")
 	}
-	if p.index, err = hybrid(p.index[:0], b[1:], uint(b[0]), n); err != nil {
-		return err
-	}
-	if m := slices.Max(p.index); int64(m) >= int64(p.dict.n) {
-		return fmt.Errorf("index %d of a dictionary that has %d values", m, p.dict.n)
-	}
+	p.codes.b, p.codes.width = b[1:], uint(b[0])
 	return nil
 }
 
-// hybrid reads n numbers of some bits each, in runs and packed (Encodings.md, "RLE").
+// places returns the next places in the dictionary.
+func (p *pages) places(n int) (_ []uint32, err error) {
+	if p.room, err = p.codes.next(p.room[:0], n); err != nil || n == 0 {
+		return nil, err
+	}
+	if m := slices.Max(p.room); int64(m) >= int64(p.dict.n) {
+		return nil, fmt.Errorf("index %d of a dictionary that has %d values", m, p.dict.n)
+	}
+	return p.room, nil
+}
+
+// runs reads numbers of some bits each, in runs of one and packed (Encodings.md, "RLE").
+type runs struct {
+	b      []byte
+	width  uint
+	left   int // numbers, in all
+	run    int // those of the run that are left
+	value  uint32
+	packed bool // the run's numbers are in b
+	at     int  // of the run, the next in b
+}
+
 func hybrid(dst []uint32, b []byte, width uint, n int) ([]uint32, error) {
-	short := errors.New("numbers are missing in a page")
+	return (&runs{b: b, width: width, left: n}).next(dst, n)
+}
+
+// next appends n numbers.
+func (r *runs) next(dst []uint32, n int) ([]uint32, error) {
 	dst = slices.Grow(dst, n)
-	size := int(width+7) / 8
 	for n > 0 {
-		head, k := binary.Uvarint(b)
-		if k <= 0 {
-			return nil, short
+		if r.run == 0 {
+			if err := r.begin(); err != nil {
+				return nil, err
+			}
 		}
-		b = b[k:]
-		if head&1 == 0 {
-			if len(b) < size {
-				return nil, short
-			}
-			v := uint32(0)
-			for i := range size {
-				v |= uint32(b[i]) << (8 * i)
-			}
-			b = b[size:]
-			m := int(min(head>>1, uint64(n)))
-			if m == 0 {
-				return nil, short
-			}
+		m := min(r.run, n)
+		n, r.run, r.left = n-m, r.run-m, r.left-m
+		if !r.packed {
 			for range m {
-				dst = append(dst, v)
+				dst = append(dst, r.value)
 			}
-			n -= m
 			continue
 		}
-		m := int(min(head>>1, uint64(n+7)/8)) // groups of 8
-		if need := m * int(width); need > len(b) {
-			// The last group may be cut where its numbers end.
-			if m*8 < n || (n*int(width)+7)/8 > len(b) {
-				return nil, short
-			}
+		dst = unpackBits(dst, r.b, r.width, r.at, m)
+		if r.at += m; r.run == 0 {
+			r.b = r.b[min(len(r.b), (r.at+7)/8*int(r.width)):]
 		}
-		if m == 0 {
-			return nil, short
-		}
-		m = min(8*m, n)
-		dst = unpackBits(dst, b, width, m)
-		b = b[min(len(b), (m+7)/8*int(width)):]
-		n -= m
 	}
 	return dst, nil
 }
 
-// unpackBits appends n numbers of some bits each.
-func unpackBits(dst []uint32, b []byte, width uint, n int) []uint32 {
+var errShort = errors.New("numbers are missing in a page")
+
+// begin reads the head of a run.
+func (r *runs) begin() error {
+	head, k := binary.Uvarint(r.b)
+	if k <= 0 || head>>1 == 0 || r.left == 0 {
+		return errShort
+	}
+	r.b = r.b[k:]
+	if r.packed, r.at, r.value = head&1 == 1, 0, 0; r.packed {
+		m := int(min(head>>1, uint64(r.left+7)/8)) // groups of 8
+		if m*int(r.width) > len(r.b) {
+			// The last group may be cut where its numbers end.
+			if m*8 < r.left || (r.left*int(r.width)+7)/8 > len(r.b) {
+				return errShort
+			}
+		}
+		r.run = min(8*m, r.left)
+		return nil
+	}
+	size := int(r.width+7) / 8
+	if len(r.b) < size {
+		return errShort
+	}
+	for i := range size {
+		r.value |= uint32(r.b[i]) << (8 * i)
+	}
+	r.b = r.b[size:]
+	r.run = int(min(head>>1, uint64(r.left)))
+	return nil
+}
+
+// unpackBits appends n numbers of some bits each, from one on.
+func unpackBits(dst []uint32, b []byte, width uint, from, n int) []uint32 {
 	mask := uint64(1)<<width - 1
-	bit := uint(0)
+	bit := uint(from) * width
 	i := 0
 	for ; i < n && int(bit/8)+8 <= len(b); i++ {
 		dst = append(dst, uint32(binary.LittleEndian.Uint64(b[bit/8:])>>(bit%8)&mask))
@@ -479,18 +523,16 @@ func (p *pages) fill(c *Column, rows int) error {
 	return nil
 }
 
-// ready makes room for cells.
+// ready makes room for cells, in the memory of a column that is not needed any more, if there is one.
 func (c *Column) ready(k Kind, rows int) {
-	c.Kind = k
+	c.Kind, c.Missing, c.Data = k, nil, c.Data[:0]
 	switch k {
-	case Text:
-		c.Offsets = append(make([]int, 0, rows+1), 0)
+	case Text, List:
+		c.Offsets = append(slices.Grow(c.Offsets[:0], rows+1), 0)
 	case Float:
-		c.Floats = make([]float64, 0, rows)
-	case List:
-		c.Offsets = append(make([]int, 0, rows+1), 0)
+		c.Floats = slices.Grow(c.Floats[:0], rows)
 	default:
-		c.Ints = make([]int64, 0, rows)
+		c.Ints = slices.Grow(c.Ints[:0], rows)
 	}
 }
 
@@ -535,20 +577,20 @@ func (c *Column) absent(row int) {
 
 // present adds cells of the page that are there.
 func (p *pages) present(c *Column, n int) error {
-	from, to := p.at, p.at+n
-	p.at = to
 	for range n {
 		if c.Missing == nil {
 			break
 		}
 		c.Missing = append(c.Missing, false)
 	}
-	v := &p.v
-	if p.index != nil {
-		v = p.dict
-		index := p.index[from:to]
-		switch c.Kind {
-		case Text:
+	if p.coded {
+		v := p.dict
+		index, err := p.places(n)
+		if err != nil {
+			return err
+		}
+		switch {
+		case c.Kind == Text:
 			for _, i := range index {
 				c.Data = append(c.Data, v.data[v.offsets[i]:v.offsets[i+1]]...)
 				c.Offsets = append(c.Offsets, len(c.Data))
@@ -556,7 +598,17 @@ func (p *pages) present(c *Column, n int) error {
 					return fmt.Errorf("texts of more than %d bytes in %d rows; {memory} gives more", p.limit, n)
 				}
 			}
-		case Float:
+		case v.stored != nil:
+			if c.Kind == Float {
+				for _, i := range index {
+					c.Floats = append(c.Floats, p.l.float(v.stored, int(i)))
+				}
+				break
+			}
+			for _, i := range index {
+				c.Ints = append(c.Ints, p.l.int(v.stored, int(i)))
+			}
+		case c.Kind == Float:
 			for _, i := range index {
 				c.Floats = append(c.Floats, v.floats[i])
 			}
@@ -567,19 +619,47 @@ func (p *pages) present(c *Column, n int) error {
 		}
 		return nil
 	}
-	switch c.Kind {
-	case Text:
+	v, from, to := &p.v, p.at, p.at+n
+	p.at = to
+	switch {
+	case c.Kind == Text:
 		start := len(c.Data) - v.offsets[from]
 		c.Data = append(c.Data, v.data[v.offsets[from]:v.offsets[to]]...)
 		for _, o := range v.offsets[from+1 : to+1] {
 			c.Offsets = append(c.Offsets, start+o)
 		}
-	case Float:
+	case v.stored != nil:
+		if c.Kind == Float {
+			for i := from; i < to; i++ {
+				c.Floats = append(c.Floats, p.l.float(v.stored, i))
+			}
+			break
+		}
+		for i := from; i < to; i++ {
+			c.Ints = append(c.Ints, p.l.int(v.stored, i))
+		}
+	case c.Kind == Float:
 		c.Floats = append(c.Floats, v.floats[from:to]...)
 	default:
 		c.Ints = append(c.Ints, v.ints[from:to]...)
 	}
 	return nil
+}
+
+// float is a number of a page of floats, as they are stored.
+func (l *leaf) float(stored []byte, i int) float64 {
+	if l.kind == pqDouble {
+		return math.Float64frombits(binary.LittleEndian.Uint64(stored[8*i:]))
+	}
+	return float64(math.Float32frombits(binary.LittleEndian.Uint32(stored[4*i:])))
+}
+
+// int is a number of a page of whole numbers, as they are stored.
+func (l *leaf) int(stored []byte, i int) int64 {
+	if l.kind == pqInt64 {
+		return int64(binary.LittleEndian.Uint64(stored[8*i:]))
+	}
+	return int64(int32(binary.LittleEndian.Uint32(stored[4*i:])))
 }
 
 // lists adds rows to a column of lists. A row begins where the repetition level is 0.
@@ -640,7 +720,7 @@ var errValues = errors.New("values are missing in a page")
 
 // decode reads n values of an encoding. Texts of v may point into b.
 func (p *pages) decode(v *values, b []byte, encoding, n int) (err error) {
-	v.n = n
+	v.n, v.stored = n, nil
 	l := p.l
 	size := map[int]int{pqInt32: 4, pqInt64: 8, pqInt96: 12, pqFloat: 4, pqDouble: 8}[l.kind]
 	if l.kind == pqFixed {
@@ -714,7 +794,11 @@ func (v *values) plainBits(b []byte, n int) error {
 
 // plain reads values of a fixed size.
 func (l *leaf) plain(v *values, b []byte, size, n int) error {
-	v.ints, v.floats = v.ints[:0], v.floats[:0]
+	v.ints, v.floats, v.stored = v.ints[:0], v.floats[:0], nil
+	if l.means == asIs && slices.Contains([]int{pqInt32, pqInt64, pqFloat, pqDouble}, l.kind) {
+		v.stored = b[:n*size]
+		return nil
+	}
 	switch l.kind {
 	case pqInt32:
 		for i := range n {
@@ -730,15 +814,6 @@ func (l *leaf) plain(v *values, b []byte, size, n int) error {
 			v.ints = append(v.ints, day*86400e6+int64(binary.LittleEndian.Uint64(b[12*i:]))/1000)
 		}
 		return nil
-	case pqFloat:
-		for i := range n {
-			x := math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
-			v.floats = append(v.floats, float64(x))
-		}
-	case pqDouble:
-		for i := range n {
-			v.floats = append(v.floats, math.Float64frombits(binary.LittleEndian.Uint64(b[8*i:])))
-		}
 	case pqFixed:
 		return l.fixed(v, b, size, n)
 	}

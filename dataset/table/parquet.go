@@ -13,6 +13,7 @@ import (
 
 	"helios/internal/hostcpu"
 	"helios/internal/infile"
+	"helios/internal/work"
 )
 
 // Parquet (parquet-format's README and parquet.thrift). The library that writes it elsewhere takes
@@ -502,6 +503,8 @@ type parquetReader struct {
 	left    int64 // rows of the group
 	row     int64
 	columns []*pages
+	raws    work.Spare[[]byte]
+	spare   work.Spare[[]Column] // of batches that nobody needs any more
 }
 
 func (f *parquetFile) read(take []int) (reader, error) {
@@ -509,7 +512,8 @@ func (f *parquetFile) read(take []int) (reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &parquetReader{f: f, in: in, take: take}, nil
+	return &parquetReader{f: f, in: in, take: take, raws: work.NewSpare[[]byte](hostcpu.Count()),
+		spare: work.NewSpare[[]Column](freeBlocks)}, nil
 }
 
 func (r *parquetReader) close() error { return r.in.Close() }
@@ -537,12 +541,17 @@ func (r *parquetReader) next() (func() (*Batch, error), error) {
 		for _, k := range r.take {
 			i := r.f.column[k]
 			c := &g.chunks[i]
-			r.columns = append(r.columns, newPages(io.NewSectionReader(r.in, c.at, c.length), c,
-				&r.f.leaves[i], r.f.limit))
+			p := newPages(io.NewSectionReader(r.in, c.at, c.length), c, &r.f.leaves[i], r.f.limit)
+			p.raws = r.raws
+			r.columns = append(r.columns, p)
 		}
 	}
 	n := int(min(r.left, int64(rowsAtOnce(len(r.take), r.f.limit))))
-	b := &Batch{File: r.f.path, First: r.row, Rows: n, Columns: make([]Column, len(r.take))}
+	b := &Batch{File: r.f.path, First: r.row, Rows: n, Columns: r.spare.Take()}
+	if b.Columns == nil {
+		b.Columns = make([]Column, len(r.take))
+	}
+	b.free = func() { r.spare.Give(b.Columns) }
 	g, _ := errgroup.WithContext(context.Background())
 	g.SetLimit(hostcpu.Count())
 	for i, k := range r.take {

@@ -3,10 +3,12 @@ package table
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -239,4 +241,46 @@ func splitRows(f *textFile, text []byte, take []int, end bool) (all []string, er
 		line, text = line+lines, rest
 	}
 	return all, nil
+}
+
+// TestRunsInPieces reads numbers of all widths piece by piece.
+func TestRunsInPieces(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for width := uint(0); width <= 32; width++ {
+		var b []byte
+		var want []uint32
+		for range 20 {
+			value := uint32(rng.Uint64() & (1<<width - 1))
+			if rng.IntN(2) == 0 {
+				n := 1 + rng.IntN(30)
+				b = binary.AppendUvarint(b, uint64(n)<<1)
+				b = append(b, binary.LittleEndian.AppendUint32(nil, value)[:(width+7)/8]...)
+				want = append(want, slices.Repeat([]uint32{value}, n)...)
+				continue
+			}
+			groups := 1 + rng.IntN(4)
+			b = binary.AppendUvarint(b, uint64(groups)<<1|1)
+			bits := make([]byte, groups*int(width))
+			for i := range 8 * groups {
+				v := uint32(rng.Uint64() & (1<<width - 1))
+				want = append(want, v)
+				for k := range int(width) {
+					bits[(i*int(width)+k)/8] |= byte(v>>k&1) << ((i*int(width) + k) % 8)
+				}
+			}
+			b = append(b, bits...)
+		}
+		r := &runs{b: b, width: width, left: len(want)}
+		var got []uint32
+		for r.left > 0 {
+			var err error
+			got, err = r.next(got, min(1+rng.IntN(20), r.left))
+			require.NoError(t, err)
+		}
+		require.Equal(t, want, got, "width %d", width)
+		_, err := r.next(nil, 1)
+		require.ErrorIs(t, err, errShort)
+		_, err = hybrid(nil, b[:len(b)-1], max(width, 1), len(want))
+		require.Error(t, err)
+	}
 }
