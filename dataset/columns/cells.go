@@ -2,8 +2,10 @@ package columns
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"math"
+	"math/bits"
 	"slices"
 	"strconv"
 	"time"
@@ -41,8 +43,11 @@ func first(b *table.Batch, n int, spec func(int) *Spec, check func(int) *fault) 
 	return b.Bad(worst.row, s.Column, "%w", worst.err)
 }
 
-// find returns a column of a batch.
-func find(b *table.Batch, name string) (*table.Column, error) {
+// columnOf returns a column of a batch, which is likely at a place.
+func columnOf(b *table.Batch, name string, likely int) (*table.Column, error) {
+	if likely < len(b.Columns) && b.Columns[likely].Name == name {
+		return &b.Columns[likely], nil
+	}
 	for i := range b.Columns {
 		if b.Columns[i].Name == name {
 			return &b.Columns[i], nil
@@ -99,31 +104,71 @@ func shortNumber(t []byte) (x float64, ok bool) {
 	if minus {
 		t = t[1:]
 	}
-	if len(t) == 0 || len(t) > 16 {
+	n := len(t)
+	if n == 0 || n > 16 {
 		return 0, false
 	}
-	n, digits, point := int64(0), 0, -1
-	for i, c := range t {
-		switch {
-		case c-'0' < 10:
-			n = 10*n + int64(c-'0')
-			digits++
-		case c == '.' && point < 0:
-			point = i
-		default:
-			return 0, false
-		}
+	var own [16]byte
+	w := own[:]
+	if cap(t) < len(own) {
+		copy(w, t)
+	} else {
+		w = t[:len(own)]
 	}
-	if digits == 0 || digits > 15 {
+	lo, hi := binary.LittleEndian.Uint64(w), binary.LittleEndian.Uint64(w[8:])
+	if n <= 8 { // no bytes behind the text
+		lo, hi = lo&(^uint64(0)>>(64-8*n)), 0
+	} else {
+		hi &= ^uint64(0) >> (128 - 8*n)
+	}
+	decimals := 0
+	if p := placeOf(lo, '.'); p < 8 { // close the gap of the point
+		before := uint64(1)<<(8*p) - 1
+		lo, hi = lo&before|(lo>>8|hi<<56)&^before, hi>>8
+		n--
+		decimals = n - p
+	} else if p := placeOf(hi, '.'); p < 8 {
+		before := uint64(1)<<(8*p) - 1
+		hi = hi&before | hi>>8&^before
+		n--
+		decimals = n - 8 - p
+	}
+	if n == 0 || n > 15 {
 		return 0, false
 	}
-	if x = float64(n); point >= 0 {
-		x /= tens[len(t)-1-point]
+	// Zeros before the digits, so that there are 16.
+	if s := 8 * (16 - n); s >= 64 {
+		lo, hi = '0'*ones, hi<<(s-64)|lo<<(s-64)|'0'*ones&(1<<(s-64)-1)
+	} else {
+		lo, hi = lo<<s|'0'*ones&(1<<s-1), hi<<s|lo>>(64-s)
+	}
+	lo, hi = lo^'0'*ones, hi^'0'*ones
+	if (lo|hi|(lo+0x76*ones)|(hi+0x76*ones))&(0x80*ones) != 0 { // a byte is over 9
+		return 0, false
+	}
+	if x = float64(1e8*eightDigits(lo) + eightDigits(hi)); decimals > 0 {
+		x /= tens[decimals]
 	}
 	if minus {
 		x = -x
 	}
 	return x, true
+}
+
+const ones = 0x0101010101010101
+
+// placeOf returns the place of a byte among eight, or 8.
+func placeOf(x uint64, c byte) int {
+	x ^= uint64(c) * ones
+	return bits.TrailingZeros64(^((x&(0x7f*ones) + 0x7f*ones) | x | 0x7f*ones)) / 8
+}
+
+// eightDigits is the number of eight digits, of which the first is in the lowest byte: neighbours
+// are joined three times.
+func eightDigits(x uint64) uint64 {
+	const each = 0x000000ff000000ff
+	x = x*10 + x>>8
+	return ((x&each)*(100+1000000<<32) + (x>>16&each)*(1+10000<<32)) >> 32
 }
 
 var tens = [...]float64{1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13,
@@ -304,6 +349,45 @@ func number(c *table.Column, i int) float64 {
 		return float64(uint64(c.Ints[i]))
 	}
 	return float64(c.Ints[i])
+}
+
+// plain reports whether a cell is one number, as it is.
+func (s *Spec) plain() bool { return s.is(None, Standard, MinMax, Log) && s.Size == 0 }
+
+// oneNumber reports whether the cells of a column are one number each.
+func (s *Spec) oneNumber(c *table.Column) bool {
+	return c.Kind != table.List && !s.texts() && s.numbers() == 1
+}
+
+// numbersOf gives the numbers of the cells from a place on, NaN for those without a value, up to
+// the first with a fault. Of a column of oneNumber.
+func (s *Spec) numbersOf(dst []float64, c *table.Column, from int) *fault {
+	plain, anyNA := s.plain(), len(s.NA) > 0
+	for k := range dst {
+		i := from + k
+		switch {
+		case c.Kind == table.Text && plain && !anyNA:
+			if x, ok := shortNumber(c.Text(i)); ok {
+				dst[k] = x
+				continue
+			}
+		case c.Kind == table.Float && plain && !c.IsMissing(i):
+			if x := c.Floats[i]; math.Abs(x) <= math.MaxFloat32 {
+				dst[k] = x
+				continue
+			}
+		}
+		err := errNoValue
+		if !s.missing(c, i) {
+			err = s.cell(dst[k:k+1], c, i)
+		} else if s.Missing != "" {
+			dst[k], err = math.NaN(), nil
+		}
+		if err != nil {
+			return &fault{i, err}
+		}
+	}
+	return nil
 }
 
 // AppendText appends a cell as a text, by which it is a category or a name: equal in every kind of

@@ -61,7 +61,7 @@ func learn(specs []Spec, use []bool, batches ...*table.Batch) ([]Learned, error)
 		if use != nil {
 			u = use[b.First:]
 		}
-		if err := f.Add(b, u); err != nil {
+		if err := f.Add(f.Read(b), u); err != nil {
 			return nil, err
 		}
 	}
@@ -227,7 +227,7 @@ func TestCategoriesAreBounded(t *testing.T) {
 	}
 	f, err := NewFitter([]Spec{{Column: "c", Transform: Ordinal}}, 100<<10)
 	require.NoError(t, err)
-	assert.ErrorContains(t, f.Add(batch(200, texts("c", cells...)), nil), "take more than 100 KiB")
+	assert.ErrorContains(t, f.Add(f.Read(batch(200, texts("c", cells...))), nil), "take more than 100 KiB")
 }
 
 func TestProfile(t *testing.T) {
@@ -240,10 +240,12 @@ func TestProfile(t *testing.T) {
 		texts("b", "true", "false", "true", "", "true", "true", "true", "true"),
 		texts("d", "2026-01-01", "2026-01-02", "2026-01-03", "2026-01-03", "2026-01-03",
 			"2026-01-03", "2026-01-03", "2026-01-03"), texts("t", many...))
-	all, err := ProfileOf(b, []string{"NA"})
+	p := NewProfiler([]string{"n", "s", "b", "d", "t"}, []string{"NA"}, false)
+	x, err := p.Read(b)
 	require.NoError(t, err)
+	p.Add(x, nil)
 	var got []string
-	for _, c := range all {
+	for _, c := range p.Profiles {
 		s, err := c.Suggest()
 		got = append(got, fmt.Sprint(s.Column, " ", s.Transform, " ", c.Missing, " ", c.FirstMissing, " ", err))
 	}

@@ -103,18 +103,32 @@ func (e *Encoder) Counts() (all []Count) {
 	return all
 }
 
+// tileRows is the number of rows that Encode makes of one column after the other, so that they stay
+// in a processor's cache.
+const tileRows = 128
+
 // Encode writes the features of the rows from one to another of a batch: rows × Width. Several
 // goroutines may call it.
 func (e *Encoder) Encode(b *table.Batch, from, to int, dst []float32) error {
 	clear(dst[:(to-from)*e.width])
-	return first(b, len(e.cols), func(i int) *Spec { return &e.cols[i].Spec },
-		func(i int) *fault { return e.cols[i].encode(b, from, to, dst, e.width) })
+	for ; from < to; from += tileRows {
+		end := min(from+tileRows, to)
+		if err := first(b, len(e.cols), func(i int) *Spec { return &e.cols[i].Spec },
+			func(i int) *fault { return e.cols[i].encode(b, from, end, dst, e.width, i) }); err != nil {
+			return err
+		}
+		dst = dst[(end-from)*e.width:]
+	}
+	return nil
 }
 
-func (c *encoding) encode(b *table.Batch, from, to int, dst []float32, stride int) *fault {
-	col, err := find(b, c.Column)
+func (c *encoding) encode(b *table.Batch, from, to int, dst []float32, stride, likely int) *fault {
+	col, err := columnOf(b, c.Column, likely)
 	if err != nil {
 		return &fault{-1, err}
+	}
+	if c.oneNumber(col) {
+		return c.encodeNumbers(col, from, to, dst, stride)
 	}
 	r := room{cell: make([]float64, c.numbers())}
 	missing := int64(0)
@@ -138,6 +152,48 @@ func (c *encoding) encode(b *table.Batch, from, to int, dst []float32, stride in
 	c.missing.Add(missing)
 	c.unknown.Add(r.unknown)
 	return nil
+}
+
+// encodeNumbers is encode of a column of oneNumber.
+func (c *encoding) encodeNumbers(col *table.Column, from, to int, dst []float32,
+	stride int) *fault {
+	var room [tileRows]float64
+	cells := room[:to-from]
+	f := c.numbersOf(cells, col, from)
+	if f != nil { // a row before may have another fault
+		cells = cells[:f.row-from]
+	}
+	missing := int64(0)
+	standard := c.Transform == Standard
+	var s Stat
+	if standard {
+		s = c.Stats[0]
+	}
+	for k, x := range cells {
+		at := k*stride + c.first
+		if x == x && standard {
+			y := x - s.Mean
+			if s.Std > 0 {
+				y /= s.Std
+			}
+			if math.Abs(y) <= math.MaxFloat32 {
+				dst[at] = float32(y)
+				continue
+			}
+		}
+		out, err := dst[at:at+c.width], error(nil)
+		if x != x {
+			missing++
+			err = c.encodeMissing(out, nil)
+		} else {
+			err = c.scale(out, cells[k:k+1])
+		}
+		if err != nil {
+			return &fault{from + k, err}
+		}
+	}
+	c.missing.Add(missing)
+	return f
 }
 
 func (c *encoding) encodeMissing(out []float32, r *room) error {

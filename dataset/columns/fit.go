@@ -5,25 +5,27 @@ import (
 	"errors"
 	"maps"
 	"math"
-	"runtime"
 	"slices"
 	"strconv"
-
-	"golang.org/x/sync/errgroup"
 
 	"helios/dataset/table"
 	"helios/internal/errs"
 	"helios/internal/units"
+	"helios/internal/work"
 )
 
 // A category that is held takes its bytes and so many more.
 const categoryBytes = 64
+
+// spareCells bounds the memory that waits to be used again.
+const spareCells = 8
 
 // Fitter learns columns from rows. Each column takes them in their order, so how they are cut into
 // batches changes nothing.
 type Fitter struct {
 	cols   []*fitting
 	memory int64 // for the categories of a column
+	room   work.Spare[*Cells]
 }
 
 // fitting is a column that is being learned.
@@ -33,12 +35,13 @@ type fitting struct {
 	categories map[string]struct{}
 	bytes      int64 // of the categories
 	list       bool
+	known      bool // by Know
 	key        []byte
 }
 
 // NewFitter returns a Fitter of columns; categories take no more than so many bytes.
 func NewFitter(specs []Spec, memory int64) (*Fitter, error) {
-	f := &Fitter{memory: memory / int64(max(len(specs), 1))}
+	f := &Fitter{memory: memory / int64(max(len(specs), 1)), room: work.NewSpare[*Cells](spareCells)}
 	for _, s := range specs {
 		if err := s.Check(); err != nil {
 			return nil, err
@@ -52,25 +55,64 @@ func NewFitter(specs []Spec, memory int64) (*Fitter, error) {
 	return f, nil
 }
 
-// Add learns from the rows of a batch that use names, nil: from all. Others are checked. A batch
-// without a column teaches nothing of it, which is for Fixed ones.
-func (f *Fitter) Add(b *table.Batch, use []bool) error {
-	var g errgroup.Group
-	g.SetLimit(runtime.GOMAXPROCS(0))
-	faults := make([]*fault, len(f.cols))
-	for i, c := range f.cols {
-		g.Go(func() error {
-			faults[i] = c.add(b, use, f.memory)
-			return nil
-		})
-	}
-	_ = g.Wait()
-	return first(b, len(f.cols), func(i int) *Spec { return &f.cols[i].Spec },
-		func(i int) *fault { return faults[i] })
+// Cells are the numbers of a batch, column by column: nil, of those that have none or several.
+type Cells struct {
+	b      *table.Batch
+	of     [][]float64
+	faults []*fault
+	all    []float64
 }
 
-func (c *fitting) add(b *table.Batch, use []bool, memory int64) *fault {
-	col, err := find(b, c.Column)
+func newCells(b *table.Batch, columns int, room work.Spare[*Cells]) *Cells {
+	x := room.Take()
+	if x == nil {
+		x = &Cells{}
+	}
+	x.b, x.faults = b, slices.Grow(x.faults[:0], columns)[:columns]
+	x.of = slices.Grow(x.of[:0], columns)[:columns]
+	clear(x.of)
+	clear(x.faults)
+	x.all = slices.Grow(x.all[:0], columns*b.Rows)
+	return x
+}
+
+// column makes room for the numbers of a column.
+func (x *Cells) column(i int) []float64 {
+	x.of[i] = x.all[i*x.b.Rows : (i+1)*x.b.Rows]
+	return x.of[i]
+}
+
+// Read reads the numbers of a batch, for Add. Several goroutines may call it.
+func (f *Fitter) Read(b *table.Batch) *Cells {
+	x := newCells(b, len(f.cols), f.room)
+	for i, c := range f.cols {
+		if col, err := columnOf(b, c.Column, i); err == nil && !c.known && c.oneNumber(col) {
+			x.faults[i] = c.numbersOf(x.column(i), col, 0)
+		}
+	}
+	return x
+}
+
+// Add learns from the rows of a batch that use names, nil: from all. Others are checked. A batch
+// without a column teaches nothing of it, which is for Fixed ones.
+func (f *Fitter) Add(x *Cells, use []bool) error {
+	err := first(x.b, len(f.cols), func(i int) *Spec { return &f.cols[i].Spec }, func(i int) *fault {
+		switch c := f.cols[i]; {
+		case x.faults[i] != nil || c.known:
+			return x.faults[i]
+		case x.of[i] != nil:
+			c.learn(x.of[i], use)
+			return nil
+		default:
+			return c.add(x.b, use, f.memory, i)
+		}
+	})
+	f.room.Give(x)
+	return err
+}
+
+func (c *fitting) add(b *table.Batch, use []bool, memory int64, likely int) *fault {
+	col, err := columnOf(b, c.Column, likely)
 	if err != nil && c.fixed() {
 		return nil
 	}
@@ -107,25 +149,51 @@ func (c *fitting) addNumbers(col *table.Column, i int, used bool) error {
 			return errs.Errorf("holds %d values; a vector has 1 to %d", c.Size, maxSize)
 		}
 	}
-	if c.cell == nil {
-		n := c.numbers()
-		c.cell, c.m2, c.Stats = make([]float64, n), make([]float64, n), make([]Stat, n)
-		for k := range c.Stats {
-			c.Stats[k].Min, c.Stats[k].Max = math.Inf(1), math.Inf(-1)
-		}
-	}
+	c.begin()
 	if err := c.Spec.cell(c.cell, col, i); err != nil || !used {
 		return err
 	}
 	inverse := 1 / float64(c.Rows+1)
 	for k, x := range c.cell {
-		s := &c.Stats[k]
-		d := x - s.Mean
-		s.Mean += float64(d * inverse)
-		c.m2[k] += float64(d * (x - s.Mean))
-		s.Min, s.Max = min(s.Min, x), max(s.Max, x)
+		c.Stats[k].see(x, inverse, &c.m2[k])
 	}
 	return nil
+}
+
+// begin makes room for what is learned of numbers.
+func (c *fitting) begin() {
+	if c.cell != nil {
+		return
+	}
+	n := c.numbers()
+	c.cell, c.m2, c.Stats = make([]float64, n), make([]float64, n), make([]Stat, n)
+	for k := range c.Stats {
+		c.Stats[k].Min, c.Stats[k].Max = math.Inf(1), math.Inf(-1)
+	}
+}
+
+// see takes a number; inverse is that of how many there are with it.
+func (s *Stat) see(x, inverse float64, m2 *float64) {
+	d := x - s.Mean
+	s.Mean += float64(d * inverse)
+	*m2 += float64(d * (x - s.Mean))
+	s.Min, s.Max = min(s.Min, x), max(s.Max, x)
+}
+
+// learn takes numbers that Read has read.
+func (c *fitting) learn(cells []float64, use []bool) {
+	c.begin()
+	if c.All {
+		use = nil
+	}
+	s, m2, n := c.Stats[0], c.m2[0], c.Rows
+	for i, x := range cells {
+		if x == x && (use == nil || use[i]) {
+			n++
+			s.see(x, 1/float64(n), &m2)
+		}
+	}
+	c.Stats[0], c.m2[0], c.Rows = s, m2, n
 }
 
 func (c *fitting) addCategory(t []byte, memory int64) error {
@@ -167,6 +235,23 @@ func (s *Spec) eachText(key *[]byte, c *table.Column, i int, fn func([]byte) err
 		}
 	}
 	return nil
+}
+
+// Know takes what a Profiler has learned of numbers, and returns the columns that rows are needed
+// for. The Profiler saw the rows in use.
+func (f *Fitter) Know(p *Profiler, list func(column string) bool) (names []string) {
+	for _, c := range f.cols {
+		if c.Fixed(list(c.Column)) {
+			continue
+		}
+		if k := p.numbersOf(c.Column); k != nil && c.plain() && c.All == k.All &&
+			slices.Equal(c.NA, k.NA) {
+			c.Rows, c.Stats, c.m2, c.known = k.Rows, slices.Clone(k.Stats), k.m2, true
+		} else if !slices.Contains(names, c.Column) { // a column may be taken twice
+			names = append(names, c.Column)
+		}
+	}
+	return names
 }
 
 // Learned returns the columns.

@@ -2,9 +2,13 @@ package columns
 
 import (
 	"bytes"
+	"math"
+	"slices"
+	"sync/atomic"
 
 	"helios/dataset/table"
 	"helios/internal/errs"
+	"helios/internal/work"
 )
 
 // mostOneHot bounds the categories that a column gets features for unasked.
@@ -33,16 +37,86 @@ const (
 	lookDate
 )
 
-// ProfileOf looks at the rows of a batch; na are texts that stand for no value.
-func ProfileOf(b *table.Batch, na []string) ([]*Profile, error) {
-	all := make([]*Profile, len(b.Columns))
-	specs := make([]Spec, len(all))
-	return all, first(b, len(all), func(i int) *Spec { return &specs[i] }, func(i int) *fault {
-		c := &b.Columns[i]
-		specs[i] = Spec{Column: c.Name, NA: na}
-		all[i] = &Profile{Column: c.Name, Values: map[string]bool{}}
-		return all[i].add(&specs[i], b, c)
-	})
+// Profiler looks at the columns of a table, and learns those that are numbers as a Fitter would.
+type Profiler struct {
+	Profiles []*Profile
+	specs    []Spec
+	many     []atomic.Bool // columns have more texts than are held
+	fits     []*fitting
+	no       []atomic.Bool // the column is not of numbers
+	room     work.Spare[*Cells]
+}
+
+// NewProfiler returns a Profiler of columns; na are texts that stand for no value. Numbers are
+// learned of all rows, or of those in use.
+func NewProfiler(names, na []string, all bool) *Profiler {
+	p := &Profiler{many: make([]atomic.Bool, len(names)), no: make([]atomic.Bool, len(names)),
+		room: work.NewSpare[*Cells](spareCells)}
+	for _, name := range names {
+		p.Profiles = append(p.Profiles, &Profile{Column: name, Values: map[string]bool{}})
+		s := Spec{Column: name, Transform: Standard, Missing: Zero, NA: na, All: all}
+		p.specs, p.fits = append(p.specs, s), append(p.fits, &fitting{Learned: Learned{Spec: s}})
+	}
+	return p
+}
+
+// numbersOf returns what was learned of a column of numbers; nil: nothing, or it has others.
+func (p *Profiler) numbersOf(column string) *fitting {
+	if p == nil {
+		return nil
+	}
+	i := slices.IndexFunc(p.specs, func(s Spec) bool { return s.Column == column })
+	if i < 0 || p.no[i].Load() || p.fits[i].Stats == nil {
+		return nil
+	}
+	return p.fits[i]
+}
+
+// Part is a batch as a Profiler has read it.
+type Part struct {
+	cells *Cells
+	looks []*Profile
+}
+
+// Read looks at the rows of a batch, which has the columns in their order. Several goroutines may
+// call it.
+func (p *Profiler) Read(b *table.Batch) (*Part, error) {
+	x := &Part{cells: newCells(b, len(b.Columns), p.room)}
+	return x, first(b, len(b.Columns), func(i int) *Spec { return &p.specs[i] },
+		func(i int) *fault {
+			c := &b.Columns[i]
+			look := &Profile{Column: c.Name}
+			if x.looks = append(x.looks, look); !p.many[i].Load() {
+				look.Values = map[string]bool{}
+			}
+			var cells []float64
+			if !p.no[i].Load() {
+				cells = x.cells.column(i)
+			}
+			numbers, f := look.add(&p.specs[i], b, c, cells)
+			if !numbers {
+				x.cells.of[i] = nil
+			}
+			return f
+		})
+}
+
+// Add takes what Read has read, in the order of the rows. use names those in use; nil: all are.
+func (p *Profiler) Add(x *Part, use []bool) {
+	for i, look := range x.looks {
+		all := p.Profiles[i]
+		if all.Merge(look); len(all.Values) > mostOneHot {
+			p.many[i].Store(true)
+		}
+		switch cells := x.cells.of[i]; {
+		case p.no[i].Load():
+		case cells == nil:
+			p.no[i].Store(true)
+		default:
+			p.fits[i].learn(cells, use)
+		}
+	}
+	p.room.Give(x.cells)
 }
 
 // Merge adds the profile of the column's next rows.
@@ -73,34 +147,69 @@ func (p *Profile) Merge(next *Profile) {
 	}
 }
 
-func (p *Profile) add(s *Spec, b *table.Batch, c *table.Column) *fault {
+// add looks at a column, and gives its numbers where it holds nothing else and cells is not nil.
+func (p *Profile) add(s *Spec, b *table.Batch, c *table.Column, cells []float64) (numbers bool,
+	f *fault) {
+	if numbers = cells != nil && s.oneNumber(c); numbers && c.Kind != table.Text && c.Kind != table.Bool &&
+		s.numbersOf(cells, c, 0) == nil {
+		p.addNumbers(b, c.Kind, cells)
+		return true, nil
+	}
 	var key []byte
+	quick := c.Kind == table.Text && len(s.NA) == 0 && p.Values == nil
 	for i := range b.Rows {
 		p.Rows++
+		if quick && numbers {
+			if x, ok := shortNumber(c.Text(i)); ok {
+				cells[i], p.no[lookBool], p.no[lookDate] = x, true, true
+				continue
+			}
+		}
 		if s.missing(c, i) {
 			if p.Missing++; p.Missing == 1 {
 				p.FirstMissing = b.Where(i)
 			}
+			if numbers {
+				cells[i] = math.NaN()
+			}
 			continue
+		}
+		if numbers {
+			numbers = s.cell(cells[i:i+1], c, i) == nil
 		}
 		if c.Kind == table.List {
 			p.seeList(c, i)
 			continue
 		}
 		if c.Kind == table.Float || c.Kind == table.Int || c.Kind == table.Uint {
-			p.look(c.Kind, nil) // its texts matter to nobody
+			p.look(c.Kind, nil)
 			continue
 		}
 		var err error
 		if key, err = AppendText(key[:0], c, i); err != nil {
-			return &fault{i, err}
+			return false, &fault{i, err}
 		}
-		if len(p.Values) <= mostOneHot && !p.Values[string(key)] {
+		if p.Values != nil && len(p.Values) <= mostOneHot && !p.Values[string(key)] {
 			p.Values[string(key)] = true
 		}
 		p.look(c.Kind, key)
 	}
-	return nil
+	return numbers, nil
+}
+
+// addNumbers is add of numbers, whose texts matter to nobody.
+func (p *Profile) addNumbers(b *table.Batch, kind table.Kind, cells []float64) {
+	p.Rows += int64(len(cells))
+	for i, x := range cells {
+		if x != x {
+			if p.Missing++; p.Missing == 1 {
+				p.FirstMissing = b.Where(i)
+			}
+		}
+	}
+	if p.Missing < p.Rows {
+		p.look(kind, nil)
+	}
 }
 
 func (p *Profile) seeList(c *table.Column, i int) {

@@ -99,10 +99,11 @@ func (o *TablesOptions) look(ctx context.Context, file string) (*draftTable, err
 	for _, f := range src.Fields {
 		names = append(names, f.Name)
 	}
-	if t.looks, err = profile(ctx, src, list(o.NA), names); err != nil {
+	p, err := profile(ctx, src, list(o.NA), names, true, nil)
+	if err != nil {
 		return nil, err
 	}
-	if t.looks == nil {
+	if t.looks = p.Profiles; t.looks[0].Rows == 0 {
 		return nil, errs.New(errs.Usage, "%s has no rows", file)
 	}
 	rows := 0

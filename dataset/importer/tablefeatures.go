@@ -6,17 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"path"
-	"runtime"
 	"slices"
 	"strings"
-
-	"golang.org/x/sync/errgroup"
 
 	"helios/dataset"
 	"helios/dataset/columns"
 	"helios/dataset/npy"
 	tables "helios/dataset/table"
 	"helios/internal/errs"
+	"helios/internal/work"
 )
 
 // ColumnOptions say how flags' table of nodes becomes features, labels and splits; a description
@@ -72,58 +70,70 @@ func (im *importer) trainRows() ([]bool, error) {
 }
 
 // learnColumns learns the columns of a table's features; train are the rows for that, nil: all.
+// known, which may be nil, has seen them.
 func (im *importer) learnColumns(ctx context.Context, t *NodeTable, src *tables.Source,
-	train []bool) ([]columns.Learned, error) {
+	train []bool, known *columns.Profiler) ([]columns.Learned, error) {
 	var specs []columns.Spec
-	var names []string
 	for i := range t.Features {
 		f := &t.Features[i]
 		for _, s := range f.specs(t.NA) {
-			k := src.Find(s.Column)
-			if k < 0 {
+			if src.Find(s.Column) < 0 {
 				_, err := src.Select(s.Column)
 				return nil, f.bad("%w", err)
 			}
-			if specs = append(specs, s); s.Fixed(src.Fields[k].List) {
-				continue
-			}
-			if names = append(names, s.Column); slices.Contains(names[:len(names)-1], s.Column) {
-				names = names[:len(names)-1] // a column may be taken twice
-			}
+			specs = append(specs, s)
 		}
 	}
 	f, err := columns.NewFitter(specs, max(im.o.Memory, leastMemory)/4)
 	if err != nil {
 		return nil, err
 	}
+	names := f.Know(known, func(c string) bool { return src.Fields[src.Find(c)].List })
 	if names == nil {
 		return f.Learned()
 	}
 	if src, err = src.Select(names...); err != nil {
 		return nil, err
 	}
-	n := 0
-	err = tables.Each(ctx, src, func(b *tables.Batch) (*tables.Batch, error) { return b, nil },
-		func(b *tables.Batch) error {
-			use := train
-			if train != nil {
-				if n+b.Rows > len(train) {
-					return moreRows(b, len(train))
-				}
-				use = train[n : n+b.Rows]
-			}
-			n += b.Rows
-			return f.Add(b, use)
-		})
-	if err != nil {
+	if err := eachUse(ctx, src, train, noFault(f.Read), f.Add); err != nil {
 		return nil, err
 	}
 	return f.Learned()
 }
 
-func moreRows(b *tables.Batch, nodes int) error {
+// eachUse reads a table as tables.Each does, and gives take which of the rows are in train; nil: all.
+func eachUse[T any](ctx context.Context, src *tables.Source, train []bool,
+	parse func(*tables.Batch) (T, error), take func(T, []bool) error) error {
+	type part struct {
+		v    T
+		rows int
+		file string
+	}
+	n := 0
+	return tables.Each(ctx, src, func(b *tables.Batch) (part, error) {
+		v, err := parse(b)
+		return part{v, b.Rows, b.File}, err
+	}, func(p part) error {
+		use := train
+		if train != nil {
+			if n+p.rows > len(train) {
+				return moreRows(p.file, len(train))
+			}
+			use = train[n : n+p.rows]
+		}
+		n += p.rows
+		return take(p.v, use)
+	})
+}
+
+// noFault gives a function an error, of which it has none.
+func noFault[In, Out any](fn func(In) Out) func(In) (Out, error) {
+	return func(x In) (Out, error) { return fn(x), nil }
+}
+
+func moreRows(file string, nodes int) error {
 	return errs.New(errs.Usage, "%s: more rows than the %d nodes; the file changed while it was read",
-		b.File, nodes)
+		file, nodes)
 }
 
 // encodeBytes bounds a block of rows that is encoded.
@@ -167,15 +177,14 @@ func (im *importer) writeColumns(ctx context.Context, src *tables.Source,
 	if err != nil {
 		return err
 	}
-	r := &rowEncoder{e: e, w: w}
+	r := &rowEncoder{e: e, w: w, spare: work.NewSpare[[]float32](8)}
 	if err = before(w); err == nil && src != nil {
-		err = tables.Each(ctx, src, func(b *tables.Batch) (*tables.Batch, error) { return b, nil },
-			func(b *tables.Batch) error {
-				if w.n+int64(b.Rows)*w.dim > im.m.Nodes*w.dim {
-					return moreRows(b, int(im.m.Nodes))
-				}
-				return r.put(b)
-			})
+		err = tables.Each(ctx, src, r.encode, func(x encoded) error {
+			if w.n+int64(x.b.Rows)*w.dim > im.m.Nodes*w.dim {
+				return moreRows(x.b.File, int(im.m.Nodes))
+			}
+			return r.put(x)
+		})
 	}
 	if err == nil && w.n != im.m.Nodes*w.dim {
 		err = errs.New(errs.Usage, "%s: %d rows, and there are %d nodes; the file changed while it was read",
@@ -188,46 +197,47 @@ func (im *importer) writeColumns(ctx context.Context, src *tables.Source,
 	return w.out.Close()
 }
 
-// rowEncoder encodes batches in blocks on all cores.
+// rowEncoder encodes batches; large ones in blocks.
 type rowEncoder struct {
-	e    *columns.Encoder
-	w    *featureWriter
-	room [][]float32
+	e     *columns.Encoder
+	w     *featureWriter
+	spare work.Spare[[]float32]
 }
 
-func (r *rowEncoder) put(b *tables.Batch) error {
+// encoded is a batch and its features; nil: they are too many at once.
+type encoded struct {
+	b    *tables.Batch
+	rows []float32
+}
+
+func (r *rowEncoder) encode(b *tables.Batch) (encoded, error) {
+	n := b.Rows * r.e.Width()
+	if n > encodeBytes/4 {
+		return encoded{b: b}, nil
+	}
+	rows := slices.Grow(r.spare.Take(), n)[:n]
+	return encoded{b, rows}, r.e.Encode(b, 0, b.Rows, rows)
+}
+
+func (r *rowEncoder) put(x encoded) error {
+	if x.rows != nil {
+		err := r.w.put(x.rows)
+		r.spare.Give(x.rows[:0])
+		return err
+	}
 	width := r.e.Width()
 	per := max(1, encodeBytes/(4*width))
-	if r.room == nil {
-		for range runtime.GOMAXPROCS(0) {
-			r.room = append(r.room, make([]float32, per*width))
+	rows := slices.Grow(r.spare.Take(), per*width)[:per*width]
+	for from := 0; from < x.b.Rows; from += per {
+		to := min(from+per, x.b.Rows)
+		if err := r.e.Encode(x.b, from, to, rows); err != nil {
+			return err
+		}
+		if err := r.w.put(rows[:(to-from)*width]); err != nil {
+			return err
 		}
 	}
-	for first := 0; first < b.Rows; {
-		var g errgroup.Group
-		var filled []int
-		faults := make([]error, len(r.room))
-		for i := range r.room {
-			from, to := first, min(first+per, b.Rows)
-			if from == to {
-				break
-			}
-			g.Go(func() error {
-				faults[i] = r.e.Encode(b, from, to, r.room[i])
-				return nil
-			})
-			filled, first = append(filled, (to-from)*width), to
-		}
-		_ = g.Wait()
-		for i, n := range filled {
-			if faults[i] != nil {
-				return faults[i]
-			}
-			if err := r.w.put(r.room[i][:n]); err != nil {
-				return err
-			}
-		}
-	}
+	r.spare.Give(rows[:0])
 	return nil
 }
 
@@ -301,61 +311,46 @@ func likeColumns(d *dataset.Dataset, what, nodeType string) (learned []columns.L
 	return f.Columns, nil
 }
 
-// profile looks at all columns but some.
-func profile(ctx context.Context, src *tables.Source, na []string, names []string) (
-	[]*columns.Profile, error) {
+// profile looks at some columns, and learns of all rows, or of those in train.
+func profile(ctx context.Context, src *tables.Source, na, names []string, all bool,
+	train []bool) (*columns.Profiler, error) {
+	p := columns.NewProfiler(names, na, all)
 	if len(names) == 0 {
-		return nil, nil
+		return p, nil
 	}
 	src, err := src.Select(names...)
 	if err != nil {
 		return nil, err
 	}
-	var all []*columns.Profile
-	err = tables.Each(ctx, src, func(b *tables.Batch) ([]*columns.Profile, error) {
-		return columns.ProfileOf(b, na)
-	}, func(next []*columns.Profile) error {
-		if all == nil {
-			all = next
-			return nil
-		}
-		for i, p := range all {
-			p.Merge(next[i])
-		}
+	return p, eachUse(ctx, src, train, p.Read, func(x *columns.Part, use []bool) error {
+		p.Add(x, use)
 		return nil
 	})
-	return all, err
 }
 
 // chooseFeatures fills in the features of a table that flags name: the columns that they name, or
-// all but used ones, with the transforms that they name, or the usual ones.
+// all but used ones, with the transforms that they name, or the usual ones. It returns what it has
+// learned of the rows in train on the way.
 func (im *importer) chooseFeatures(ctx context.Context, c *ColumnOptions, t *NodeTable,
-	src *tables.Source, used []string) error {
+	src *tables.Source, used []string, train []bool) (*columns.Profiler, error) {
 	t.NA = list(c.NA)
 	var names []string
-	switch c.Features {
-	case "none":
-		return nil
-	case "":
+	if names = list(c.Features); names == nil {
 		names = im.otherColumns(src, used)
-	default:
-		names = list(c.Features)
 	}
 	for _, by := range []ByColumn{c.Transform, c.Missing} {
 		for name := range by {
 			if name != "" && !slices.Contains(names, name) {
-				return errs.New(errs.Usage, "column %s is no feature; these are %s", brief(name),
+				return nil, errs.New(errs.Usage, "column %s is no feature; these are %s", brief(name),
 					briefNames(names))
 			}
 		}
 	}
-	looks, err := profile(ctx, src, t.NA, names)
+	known, err := profile(ctx, src, t.NA, names, c.StatsOf == "all", train)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if len(looks) < len(names) {
-		return errs.New(errs.Usage, "%s has no rows", src.Files[0])
-	}
+	looks := known.Profiles
 	var left []string
 	chosen := map[string][]string{}
 	for i, name := range names {
@@ -363,11 +358,11 @@ func (im *importer) chooseFeatures(ctx context.Context, c *ColumnOptions, t *Nod
 		s, why := looks[i].Suggest()
 		if how, ok := c.Transform[name]; ok {
 			if err := f.setTransform(how); err != nil {
-				return err
+				return nil, err
 			}
 		} else if why != nil {
 			if c.Features != "" {
-				return errs.New(errs.Usage, "column %s: %w; give {transform} %s=hash:64 or another one",
+				return nil, errs.New(errs.Usage, "column %s: %w; give {transform} %s=hash:64 or another one",
 					brief(name), why, name)
 			}
 			left = append(left, fmt.Sprintf("%s (%v)", brief(name), why))
@@ -382,7 +377,7 @@ func (im *importer) chooseFeatures(ctx context.Context, c *ColumnOptions, t *Nod
 			f.Missing = "" // it does not fit the column, and is not needed
 		}
 		if looks[i].Missing > 0 && f.Missing == "" {
-			return errs.New(errs.Usage,
+			return nil, errs.New(errs.Usage,
 				"%s, column %s: no value; choose what stands in its place: {missing} %s=mean, zero, indicator, category or a value (%d of %d rows have none)",
 				looks[i].FirstMissing, brief(name), name, looks[i].Missing, looks[i].Rows)
 		}
@@ -397,7 +392,7 @@ func (im *importer) chooseFeatures(ctx context.Context, c *ColumnOptions, t *Nod
 		im.o.note("not used as features: %s; {transform} COLUMN=hash:64 takes one",
 			strings.Join(left, ", "))
 	}
-	return t.check()
+	return known, t.check()
 }
 
 // otherColumns are those that are neither used nor an index, as pandas writes it.
@@ -405,7 +400,7 @@ func (im *importer) otherColumns(src *tables.Source, used []string) (names []str
 	for _, f := range src.Fields {
 		switch {
 		case slices.Contains(used, f.Name):
-		case f.Name == "" || f.Name == "__index_level_0__":
+		case isIndex(f.Name):
 			im.o.note("not used as a feature: column %q, an index; give it a name to use it", f.Name)
 		default:
 			names = append(names, f.Name)
@@ -413,6 +408,9 @@ func (im *importer) otherColumns(src *tables.Source, used []string) (names []str
 	}
 	return names
 }
+
+// isIndex reports whether a column's name is that of an index of pandas.
+func isIndex(name string) bool { return name == "" || name == "__index_level_0__" }
 
 // setTransform reads HOW or HOW:SIZE.
 func (f *FeatureTable) setTransform(how string) error {

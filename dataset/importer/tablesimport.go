@@ -310,9 +310,7 @@ func (t *tableImport) run(ctx context.Context) (err error) {
 		t.rowsFirst()
 	}
 	if !typed {
-		if err := t.choose(ctx); err != nil {
-			return err
-		}
+		t.findRows()
 	}
 	if err := t.number(ctx); err != nil {
 		return err
@@ -421,37 +419,60 @@ func (t *tableImport) features(ctx context.Context, i int, train []bool) ([]colu
 	case t.like != nil:
 		return likeColumns(t.like, "{like} "+t.opt.Like, n.NodeType)
 	}
+	var known *columns.Profiler
+	if t.opt.In == "" && t.nodes[i] != nil && t.opt.Features != "none" {
+		var err error
+		if known, err = t.chooseFeatures(ctx, &t.opt.ColumnOptions, n, t.nodes[i], t.noFeatures(n),
+			train); err != nil {
+			return nil, err
+		}
+		if len(n.Features) == 0 && !t.noRows {
+			return nil, errs.New(errs.Usage,
+				"%s: no column is taken as a feature; {transform} COLUMN=hash:64 takes one, {features} none imports nodes without rows",
+				t.nodes[i].Files[0])
+		}
+	}
 	if len(n.Features) == 0 {
 		return nil, nil
 	}
 	if train == nil && t.labels != nil {
 		t.o.note("type %s: means and categories are those of all nodes, as none is in train", n.NodeType)
 	}
-	return t.learnColumns(ctx, n, t.nodes[i], train)
+	return t.learnColumns(ctx, n, t.nodes[i], train, known)
 }
 
-// choose chooses the features of a graph of one type, which has no rows where there are none.
-func (t *tableImport) choose(ctx context.Context) error {
+// noFeatures are the columns of a table of nodes that are no features.
+func (t *tableImport) noFeatures(n *NodeTable) []string {
+	used := []string{n.NodeIDCol}
+	for k := range n.Labels {
+		used = append(used, n.Labels[k].taskColumns()...)
+	}
+	return used
+}
+
+// findRows finds whether the nodes of a graph of one type have rows.
+func (t *tableImport) findRows() {
 	n := &t.d.Nodes[0]
+	used := t.noFeatures(n)
 	switch {
 	case t.base != nil:
 		t.noRows = t.base.Meta.Rows() == 0
-		return nil
+		return
 	case t.like != nil:
-		return nil
-	case t.nodes[0] != nil && t.opt.In == "":
-		used := []string{n.NodeIDCol}
-		for k := range n.Labels {
-			used = append(used, n.Labels[k].taskColumns()...)
-		}
-		if err := t.chooseFeatures(ctx, &t.opt.ColumnOptions, n, t.nodes[0], used); err != nil {
-			return err
-		}
+		return
+	case t.nodes[0] == nil:
+		t.noRows = true
+	case t.opt.In != "":
+		t.noRows = len(n.Features) == 0
+	default:
+		t.noRows = t.opt.Features == "none" || t.opt.Features == "" &&
+			!slices.ContainsFunc(t.nodes[0].Fields, func(f tables.Field) bool {
+				return !slices.Contains(used, f.Name) && !isIndex(f.Name)
+			})
 	}
-	if t.noRows = len(n.Features) == 0; t.noRows {
+	if t.noRows {
 		t.o.note("the nodes have no features: rsage, rgcn and rgat learn a row for each with {embed}")
 	}
-	return nil
 }
 
 // writePlain writes a graph of one type.
