@@ -59,6 +59,7 @@ type hopParams struct {
 	FirstEdge int64
 	Frontier  int64 // nodes in the frontier, at first
 	MaxNodes  int64 // that it can have at all
+	together
 	hopDraws
 	Wide      uint32
 	Hashed    uint32
@@ -75,6 +76,46 @@ type hopDraws struct {
 	Epoch  uint32
 	Hop    uint32
 	Labor  simd.LaborKeys // of host_labor_hop
+}
+
+// together draws over the lists of all relations into a type, of which a launch takes those in its
+// own.
+type together struct {
+	Into cuda.DevicePtr // uint64[IntoLen]: Indptr of each relation; 0: the own list alone
+	// Own is the place of the launch's relation in Into.
+	IntoLen, Own int64
+}
+
+// own writes the places in its list of d neighbours that node v takes to out, which has room for
+// Fanout.
+func (p *hopParams) own(v, d int64, out []uint32) (n int, err error) {
+	var first, all int64
+	for i, at := range cuda.View[cuda.DevicePtr](p.Into, p.IntoLen) {
+		indptr := cuda.View[int64](at, p.NumNodes+1)
+		if int64(i) == p.Own {
+			first = all
+		}
+		if all += indptr[v+1] - indptr[v]; indptr[v+1] < indptr[v] || all > math.MaxUint32 {
+			return 0, fmt.Errorf("sample: node %d: %d to %d are no offsets of the topology", v,
+				indptr[v], indptr[v+1])
+		}
+	}
+	if all <= p.Fanout {
+		for i := range d {
+			out[i] = uint32(i)
+		}
+		return int(d), nil
+	}
+	var draws [tileDraws]uint32
+	floyd(draws[:p.Fanout], uint64(all), p.Key, [4]uint32{uint32(v), uint32(uint64(v) >> 32),
+		p.Epoch, p.Hop << 24})
+	for _, c := range draws[:p.Fanout] {
+		if at := int64(c) - first; at >= 0 && at < d {
+			out[n] = uint32(at)
+			n++
+		}
+	}
+	return n, nil
 }
 
 // hopControl holds what the blocks of a launch share. A field that one block writes while others
@@ -357,6 +398,9 @@ func (h *hopBlock) wait(b *cuda.Block, looks int) {
 func (h *hopBlock) draw(t int64, s tile) error {
 	lo := h.FirstDst + t*h.Tile
 	n := int(min(h.Tile, h.NumDst-lo))
+	if h.Into != 0 {
+		return h.drawTogether(h.dst[lo:lo+int64(n)], s)
+	}
 	if h.Fanout < 1 || h.Fanout > simd.SampleMaxDraws {
 		return h.drawLong(h.dst[lo:lo+int64(n)], s)
 	}
@@ -496,6 +540,31 @@ func (h *hopBlock) drawLong(nodes []int64, s tile) error {
 			}
 		}
 		sum += uint32(k)
+	}
+	s.local[len(nodes)] = sum
+	return nil
+}
+
+// drawTogether is draw over all relations.
+func (h *hopBlock) drawTogether(nodes []int64, s tile) error {
+	sum := uint32(0)
+	for i, v := range nodes {
+		first, d, err := neighbours(h.indptr, h.NumEdges, v)
+		if err != nil {
+			return err
+		}
+		n, err := h.own(v, d, s.ids[sum:])
+		if err != nil {
+			return err
+		}
+		s.local[i] = sum
+		for j := range s.ids[sum : sum+uint32(n)] {
+			at := &s.ids[sum+uint32(j)]
+			if *at, err = h.id(first + int64(*at)); err != nil {
+				return err
+			}
+		}
+		sum += uint32(n)
 	}
 	s.local[len(nodes)] = sum
 	return nil
@@ -796,6 +865,9 @@ type hostLists struct {
 	drawn    hopDraws       // the epoch aside
 	relation *drawnRelation // nil: those of the whole graph, for the frontier
 	dst      cuda.DevicePtr // of a relation: the destinations
+	kernel   cuda.Kernel    // nil: the hopper's
+	indices  cuda.DevicePtr // 0: the relation's, or the hopper's
+	together together
 }
 
 // drawLists draws all tiles of lists, and continues after each stop for room. It returns the edges
@@ -805,11 +877,18 @@ func (s *hostHopper) drawLists(ctx context.Context, stream cuda.Stream, mb *Mini
 	totals := unsafe.Slice((*int64)(unsafe.Pointer(&mb.totals.Bytes()[0])), 4)
 	done, n := int64(0), l.n
 	edges, frontier = l.edges, l.frontier
+	kernel := l.kernel
+	if kernel == nil {
+		kernel = s.kHop
+	}
 	for {
 		p := s.params(mb, n)
 		if l.relation != nil {
 			l.relation.enter(&p)
-			p.Dst = l.dst
+			p.Dst, p.together = l.dst, l.together
+		}
+		if l.indices != 0 {
+			p.Indices = l.indices
 		}
 		p.EdgeStart, p.Src, p.SrcLen = b.Indptr.Ptr()+cuda.DevicePtr(l.first*8), b.Src.Ptr(),
 			b.Src.Size()/4
@@ -818,7 +897,7 @@ func (s *hostHopper) drawLists(ctx context.Context, stream cuda.Stream, mb *Mini
 		if err := stream.Fill(s.control.Ptr(), 0, s.control.Size()); err != nil {
 			return 0, 0, err
 		}
-		if err := s.launch(stream, s.kHop, &p, (n-done+p.Tile-1)/p.Tile); err != nil {
+		if err := s.launch(stream, kernel, &p, (n-done+p.Tile-1)/p.Tile); err != nil {
 			return 0, 0, err
 		}
 		if err := stream.Synchronize(ctx); err != nil {

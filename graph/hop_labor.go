@@ -16,6 +16,7 @@ import (
 // laborLists makes a hop's variates, and brings the lists of a topology on storage in.
 type laborLists struct {
 	of    *Topology
+	shift uint64 // of keys and phase: ids in the lists have the variates of the graph's nodes
 	phase uint64
 	span  uint32
 	lists *farLists // of a topology on storage
@@ -24,9 +25,10 @@ type laborLists struct {
 	listedTo int64
 }
 
-func newLaborLists(c sampling) (laborLists, error) {
-	l := laborLists{of: c.topo.Host, phase: pair(philox.Key(c.cfg.Seed, philox.StreamPhase)),
-		span: uint32(max(c.cfg.Dependency, 1))}
+// newLaborLists is for lists whose id 0 has number base in the graph.
+func newLaborLists(c sampling, of *Topology, base int64) (laborLists, error) {
+	l := laborLists{of: of, shift: uint64(base) * golden, span: uint32(max(c.cfg.Dependency, 1))}
+	l.phase = pair(philox.Key(c.cfg.Seed, philox.StreamPhase)) + l.shift
 	var err error
 	if l.of.OnStorage() {
 		l.lists, err = newFarLists(l.of)
@@ -47,18 +49,15 @@ func (l *laborLists) closeLists() error {
 func (l *laborLists) variates(mb *MiniBatch, hop int) laborVariates {
 	key := func(key [2]uint32) uint64 {
 		w := philox.Block(key, [4]uint32{uint32(hop), uint32(mb.Epoch), 0, 0})
-		return pair([2]uint32{w[0], w[1]})
+		return pair([2]uint32{w[0], w[1]}) + l.shift
 	}
 	return laborVariates{Keys: [2]uint64{key(mb.key), key(mb.nextKey)}, Phase: l.phase,
 		Span: l.span, Turn: mb.turn}
 }
 
-// stage brings the lists of the first n frontier nodes in from storage. Those of the hop before are
-// there unless another mini-batch came in between.
-func (l *laborLists) stage(ctx context.Context, mb *MiniBatch, n int64) error {
-	if l.lists == nil {
-		return nil
-	}
+// stage brings the lists of nodes of mb in from storage: those of its hops so far. Those of the hop
+// before are there unless another mini-batch came in between.
+func (l *laborLists) stage(ctx context.Context, mb *MiniBatch, nodes []int64) error {
 	from := l.listedTo
 	if l.listed != mb {
 		if err := l.lists.drop(); err != nil {
@@ -67,7 +66,8 @@ func (l *laborLists) stage(ctx context.Context, mb *MiniBatch, n int64) error {
 		from = 0
 	}
 	l.listed = nil
-	nodes := view[int64](mb.Nodes, n)[from:]
+	all := int64(len(nodes))
+	nodes = nodes[from:]
 	var bytes int64 // in whole pages, of which neighbours' lists may share some
 	page := int64(os.Getpagesize())
 	for _, v := range nodes {
@@ -85,7 +85,7 @@ func (l *laborLists) stage(ctx context.Context, mb *MiniBatch, n int64) error {
 	if err := l.lists.stage(ctx, nodes); err != nil {
 		return err
 	}
-	l.listed, l.listedTo = mb, n
+	l.listed, l.listedTo = mb, all
 	return nil
 }
 
@@ -109,7 +109,7 @@ func newLaborHopper(c sampling) (*laborHopper, error) {
 	err = s.findKernels(kernelName{&s.kLaborCount, "labor_count"},
 		kernelName{&s.kLaborFill, "labor_fill"})
 	if err == nil {
-		s.laborLists, err = newLaborLists(c)
+		s.laborLists, err = newLaborLists(c, c.topo.Host, 0)
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.close())
@@ -137,22 +137,15 @@ func (s *laborHopper) begin(ctx context.Context, stream cuda.Stream, mb *MiniBat
 
 func (s *laborHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int) error {
 	n := mb.HopEnd[hop]
-	if s.limits == nil || s.limits.Size() < n*8 { // hops wait for their kernels: it is unused
-		if err := free(&s.limits); err != nil {
-			return err
-		}
-		var err error
-		if s.limits, err = s.dev.Alloc(cuda.MemDevice, (n*10+4095)&^4095,
-			laborPurpose); err != nil {
-			return fmt.Errorf("sampling of %d nodes: %w", n, err)
-		}
-	}
-	if err := s.stage(ctx, mb, n); err != nil {
+	if err := limitRoom(s.dev, &s.limits, n); err != nil {
 		return err
 	}
-	v := s.variates(mb, hop)
-	q := laborParams{Limits: s.limits.Ptr(), Keys: v.Keys, Phase: v.Phase, Span: v.Span,
-		Turn: v.Turn}
+	if s.lists != nil {
+		if err := s.stage(ctx, mb, view[int64](mb.Nodes, n)); err != nil {
+			return err
+		}
+	}
+	q := s.variates(mb, hop).params(s.limits.Ptr())
 	launch := func(k *cuda.Kernel) func(*sampleParams) error {
 		return func(p *sampleParams) error {
 			q.Sample = *p
@@ -165,4 +158,19 @@ func (s *laborHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 		draws: func(int64, int64) int64 { return math.MaxInt64 / 2 },
 		count: launch(&s.kLaborCount), fill: launch(&s.kLaborFill),
 	})
+}
+
+// limitRoom makes room for the limits of n destinations. Hops wait for their kernels: none uses it.
+func limitRoom(dev cuda.Device, b *cuda.Buffer, n int64) error {
+	if *b != nil && (*b).Size() >= n*8 {
+		return nil
+	}
+	if err := free(b); err != nil {
+		return err
+	}
+	var err error
+	if *b, err = dev.Alloc(cuda.MemDevice, (n*10+4095)&^4095, laborPurpose); err != nil {
+		return fmt.Errorf("sampling of %d nodes: %w", n, err)
+	}
+	return nil
 }

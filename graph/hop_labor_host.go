@@ -211,7 +211,7 @@ func newHostLaborHopper(c sampling) (*hostLaborHopper, error) {
 	s := &hostLaborHopper{hostHopper: *h}
 	err = s.findKernels(kernelName{&s.kHop, "host_labor_hop"})
 	if err == nil {
-		s.laborLists, err = newLaborLists(c)
+		s.laborLists, err = newLaborLists(c, c.topo.Host, 0)
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.close())
@@ -239,8 +239,10 @@ func (s *hostLaborHopper) begin(ctx context.Context, stream cuda.Stream, mb *Min
 
 func (s *hostLaborHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch,
 	hop int) error {
-	if err := s.stage(ctx, mb, mb.HopEnd[hop]); err != nil {
-		return err
+	if s.lists != nil {
+		if err := s.stage(ctx, mb, view[int64](mb.Nodes, mb.HopEnd[hop])); err != nil {
+			return err
+		}
 	}
 	return s.sample(ctx, stream, mb, hop, tileDraws, s.variates(mb, hop).host())
 }

@@ -65,6 +65,7 @@ func farRows(b *cuda.Block, p *farParams) error {
 		starts: cuda.View[uint32](p.Starts, p.CacheList)}
 	level := b.SIMD()
 	var first [tileNodes]int64
+	var own [tileDraws]uint32
 	var degs, local [tileNodes + simd.SampleGroup]uint32
 	lo, hi := b.Range(p.tiles())
 	for t := lo; t < hi; t++ {
@@ -84,6 +85,14 @@ func farRows(b *cuda.Block, p *farParams) error {
 				o = ^place
 			}
 			origin[begin+int64(i)], deg[begin+int64(i)] = o, degs[i]
+			if p.Into != 0 {
+				k, err := p.own(v, int64(degs[i]), own[:])
+				if err != nil {
+					return err
+				}
+				sum += int64(k)
+				continue
+			}
 			sum += p.edgesOf(int64(degs[i]))
 		}
 		sums[t] = sum
@@ -97,7 +106,8 @@ func farDraw(b *cuda.Block, p *farParams) error {
 	deg, before := cuda.View[uint32](p.Deg, p.NumDst), cuda.View[int64](p.Tiles, p.tiles())
 	start, src := cuda.View[int64](p.EdgeStart, p.NumDst+1), cuda.View[uint32](p.Src, p.SrcLen)
 	level, keys := b.SIMD(), simd.SampleKeys(p.Key)
-	short := p.Fanout >= 1 && p.Fanout <= simd.SampleMaxDraws
+	short := p.Fanout >= 1 && p.Fanout <= simd.SampleMaxDraws && p.Into == 0
+	var own [tileDraws]uint32
 	var v [simd.SampleGroup]int64
 	var d [simd.SampleGroup]uint32
 	var draws [simd.SampleMaxDraws * simd.SampleGroup]uint32
@@ -116,8 +126,17 @@ func farDraw(b *cuda.Block, p *farParams) error {
 				i := first + int64(lane)
 				start[i] = e
 				k := p.edgesOf(int64(deg[i]))
+				if p.Into != 0 {
+					n, err := p.own(nodes[i], int64(deg[i]), own[:])
+					if err != nil {
+						return err
+					}
+					k = int64(n)
+				}
 				out := src[e : e+k]
 				switch {
+				case p.Into != 0:
+					copy(out, own[:])
 				case short:
 					for j := range out {
 						out[j] = draws[j*simd.SampleGroup+lane]
@@ -298,7 +317,7 @@ func (h *storedHop) params() farParams {
 	}
 	if h.relation != nil {
 		h.relation.enter(&p.hopParams)
-		p.Dst = h.dst
+		p.Dst, p.together = h.dst, h.together
 	}
 	if lists, b := &h.store.cache, &h.lists.cache; lists.lists != nil {
 		p.Lines, p.Starts, p.Lists = b[0].Ptr(), b[1].Ptr(), b[2].Ptr()

@@ -2,16 +2,17 @@ package graph
 
 import (
 	"context"
+	"errors"
 	"math"
+	"slices"
 
 	"helios/cuda"
 	"helios/internal/errs"
 	"helios/internal/philox"
-	"helios/internal/simd"
 )
 
-// typedHopper samples neighbours of a typed graph on the host device, from lists in memory or on
-// storage. A hop is a launch for each relation: it draws for the nodes of the relation's
+// typedHopper samples a typed graph on the host device, by neighbours or LABOR, from lists in memory
+// or on storage. A hop is a launch for each relation: it draws for the nodes of the relation's
 // destination type that the frontier had when the hop began, from lists whose ids count within the
 // source type. New nodes join the one frontier of all types. Relations go in the order of their
 // source types, so a hop's new nodes of a type stand together (MiniBatch.TypeEnd). A graph of one
@@ -19,12 +20,16 @@ import (
 type typedHopper struct {
 	storedHopper
 	typedFrontier
+	kLabor cuda.Kernel
+	// Of SamplerConfig.Together: uint64[relations], the offsets of relations by destination type.
+	into cuda.Buffer
 }
 
 // typedFrontier has what the hoppers of typed graphs share.
 type typedFrontier struct {
 	schema    *Schema
 	relations []drawnRelation // in the order of their launches
+	labor     []laborLists    // of Labor, by relations
 	seeds     []int64         // scratch
 }
 
@@ -35,12 +40,23 @@ type drawnRelation struct {
 	topo    *DeviceTopology
 	base    int64 // number of the first source in the graph
 	sources int64
+	// into is where the relations into its destinations' type stand, and key the first's number.
+	into together
+	key  int
 }
 
 // members are the nodes of one type in the frontier.
 type members struct {
 	ids cuda.Buffer // int64[n], within the type
 	n   int64
+}
+
+// openTyped chooses the hopper of a typed graph: the CPU's own, else a GPU's.
+func openTyped(c sampling) (hopper, error) {
+	if c.hostTables() || c.topo.Host.OnStorage() {
+		return newTypedHopper(c)
+	}
+	return newTypedDeviceHopper(c)
 }
 
 func newTypedHopper(c sampling) (*typedHopper, error) {
@@ -53,18 +69,81 @@ func newTypedHopper(c sampling) (*typedHopper, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &typedHopper{storedHopper: *h, typedFrontier: newTypedFrontier(c.topo)}, nil
+	s := &typedHopper{storedHopper: *h}
+	if s.typedFrontier, err = newTypedFrontier(c); err == nil && s.labor != nil {
+		err = s.findKernels(kernelName{&s.kLabor, "host_labor_hop"})
+	}
+	if err == nil && c.cfg.Together {
+		err = s.bringTogether()
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	return s, nil
 }
 
-func newTypedFrontier(topo *DeviceTopology) typedFrontier {
-	g := typedFrontier{schema: topo.Host.Schema}
+func (s *typedHopper) close() error {
+	return errors.Join(s.storedHopper.close(), free(&s.into), s.closeLists())
+}
+
+// bringTogether lists the offsets of the relations into each type, in the schema's order.
+func (s *typedHopper) bringTogether() (err error) {
+	n := int64(len(s.relations))
+	if s.into, err = s.dev.Alloc(cuda.MemDevice, max(n, 1)*8, "sampler relations"); err != nil {
+		return err
+	}
+	list, next := view[cuda.DevicePtr](s.into, n), 0
+	for t := range s.schema.Types {
+		var into []*drawnRelation
+		for i := range s.relations {
+			if r := &s.relations[i]; r.Dst == t {
+				into = append(into, r)
+			}
+		}
+		slices.SortFunc(into, func(a, b *drawnRelation) int { return a.number - b.number })
+		for i, r := range into {
+			list[next+i], r.key = r.topo.indptr.Ptr(), into[0].number
+			r.into = together{Into: s.into.Ptr() + cuda.DevicePtr(8*next),
+				IntoLen: int64(len(into)), Own: int64(i)}
+		}
+		next += len(into)
+	}
+	return nil
+}
+
+func (s *typedHopper) forget() {
+	s.storedHopper.forget()
+	s.forgetLists()
+}
+
+func newTypedFrontier(c sampling) (g typedFrontier, err error) {
+	topo := c.topo
+	g.schema = topo.Host.Schema
 	for _, r := range g.schema.bySource() {
 		x := g.schema.Relations[r]
 		g.relations = append(g.relations, drawnRelation{Relation: x, number: r,
 			topo: topo.relations[r], base: g.schema.First(x.Src),
 			sources: g.schema.Types[x.Src].Nodes})
+		if c.cfg.Method == Labor && err == nil {
+			var l laborLists
+			l, err = newLaborLists(c, topo.relations[r].Host, g.schema.First(x.Src))
+			g.labor = append(g.labor, l)
+		}
 	}
-	return g
+	return g, err
+}
+
+func (g *typedFrontier) closeLists() (err error) {
+	for i := range g.labor {
+		err = errors.Join(err, g.labor[i].closeLists())
+	}
+	return err
+}
+
+func (g *typedFrontier) forgetLists() {
+	for i := range g.labor {
+		g.labor[i].listed = nil
+	}
 }
 
 // enter has a launch draw from the relation's lists.
@@ -92,6 +171,7 @@ func relationKey(key [2]uint32, r int) [2]uint32 {
 
 func (s *typedHopper) begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch,
 	seeds []int64) error {
+	s.forgetLists()
 	if err := s.hostHopper.begin(ctx, stream, mb, s.numberSeeds(seeds)); err != nil {
 		return err
 	}
@@ -206,8 +286,8 @@ func (s *typedHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 			l := &b.Lists[s.relations[next].number]
 			l.FirstEdge = edges
 			var err error
-			if edges, frontier, err = s.drawRelation(ctx, stream, mb, hop, &s.relations[next],
-				edges, frontier); err != nil {
+			if edges, frontier, err = s.drawRelation(ctx, stream, mb, hop, next, edges,
+				frontier); err != nil {
 				return err
 			}
 			l.Edges = edges - l.FirstEdge
@@ -228,21 +308,37 @@ func (s *typedHopper) hop(ctx context.Context, stream cuda.Stream, mb *MiniBatch
 
 // drawRelation draws for a relation in a hop, behind so many edges and with so many nodes in the
 // frontier, and returns both as they are then.
-func (s *typedHopper) drawRelation(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop int,
-	r *drawnRelation, edges, frontier int64) (int64, int64, error) {
+func (s *typedHopper) drawRelation(ctx context.Context, stream cuda.Stream, mb *MiniBatch, hop,
+	launch int, edges, frontier int64) (int64, int64, error) {
+	r := &s.relations[launch]
 	l := mb.Blocks[hop].Lists[r.number]
 	if l.N == 0 {
 		return edges, frontier, nil
 	}
 	fanout := s.cfg.fanout(r.number, hop)
-	draw := s.drawLists
-	if r.topo.Host.OnStorage() {
+	dst, draw := mb.members[r.Dst].ids, s.drawLists
+	lists := hostLists{
+		n: l.N, first: l.First, edges: edges, frontier: frontier, draws: tileDrawsOf(fanout),
+		relation: r, dst: dst.Ptr(),
+		drawn: hopDraws{Fanout: int64(fanout), Key: relationKey(mb.key, r.number),
+			Hop: uint32(hop)},
+	}
+	if s.cfg.Together && fanout > 0 {
+		lists.together, lists.drawn.Key = r.into, relationKey(mb.key, r.key)
+	}
+	switch {
+	case s.labor != nil && fanout != 0: // no draws need no variates
+		v := &s.labor[launch]
+		if v.lists != nil {
+			if err := v.stage(ctx, mb, view[int64](dst, l.N)); err != nil {
+				return 0, 0, err
+			}
+			lists.indices = v.lists.ptr()
+		}
+		lists.kernel, lists.draws, lists.drawn.Labor = s.kLabor, tileDraws,
+			v.variates(mb, hop).host()
+	case r.topo.Host.OnStorage():
 		draw = s.drawStored
 	}
-	return draw(ctx, stream, mb, &mb.Blocks[hop], &hostLists{
-		n: l.N, first: l.First, edges: edges, frontier: frontier, draws: tileDrawsOf(fanout),
-		relation: r, dst: mb.members[r.Dst].ids.Ptr(),
-		drawn: hopDraws{Fanout: int64(fanout), Key: relationKey(mb.key, r.number),
-			Hop: uint32(hop), Labor: simd.LaborKeys{}},
-	})
+	return draw(ctx, stream, mb, &mb.Blocks[hop], &lists)
 }

@@ -7,10 +7,10 @@ import (
 	"math"
 
 	"helios/cuda"
+	"helios/internal/errs"
 )
 
-// typedDeviceHopper samples neighbours of a typed graph as typedHopper does, with the kernels of a
-// GPU: a launch for each relation that has destinations counts its edges, one draws them, and three
+// typedDeviceHopper samples a typed graph as typedHopper does, with the kernels of a GPU: a launch for each relation that has destinations counts its edges, one draws them, and three
 // number the new nodes of all. Which edges stand before a relation's the GPU knows itself
 // (sampleParams.Before), so the CPU waits for all relations at once. New nodes come by type, so a
 // search finds where the types end, and the next hop begins with a launch for each type that
@@ -19,17 +19,35 @@ type typedDeviceHopper struct {
 	deviceHopper
 	typedFrontier
 	firsts          cuda.Buffer // pinned int64[types+1]: number of each type's first node
-	launches        []sampleParams
+	launches        []typedLaunch
 	kTypes, kLocals cuda.Kernel
+	// of Labor
+	kLaborCount, kLaborFill cuda.Kernel
+	limits                  cuda.Buffer
+}
+
+// typedLaunch draws for a relation, by LABOR where labor says so.
+type typedLaunch struct {
+	laborParams
+	labor bool
 }
 
 func newTypedDeviceHopper(c sampling) (*typedDeviceHopper, error) {
+	if c.cfg.Together {
+		return nil, errs.New(errs.Capability,
+			"fanouts over all relations are drawn by the CPU: sample there (%v ssd), or give fanouts by relation",
+			errs.Key("topology"))
+	}
 	h, err := newDeviceHopper(c)
 	if err != nil {
 		return nil, err
 	}
-	s := &typedDeviceHopper{deviceHopper: *h, typedFrontier: newTypedFrontier(c.topo)}
-	err = s.findKernels(kernelName{&s.kTypes, "unique_types"}, kernelName{&s.kLocals, "unique_local"})
+	s := &typedDeviceHopper{deviceHopper: *h}
+	if s.typedFrontier, err = newTypedFrontier(c); err == nil {
+		err = s.findKernels(kernelName{&s.kTypes, "unique_types"},
+			kernelName{&s.kLocals, "unique_local"}, kernelName{&s.kLaborCount, "labor_count"},
+			kernelName{&s.kLaborFill, "labor_fill"})
+	}
 	types := int64(len(s.schema.Types))
 	if err == nil {
 		s.firsts, err = c.dev.Alloc(cuda.MemPinned, (types+1)*8, "sampler types")
@@ -44,7 +62,7 @@ func newTypedDeviceHopper(c sampling) (*typedDeviceHopper, error) {
 }
 
 func (s *typedDeviceHopper) close() error {
-	return errors.Join(s.deviceHopper.close(), free(&s.firsts))
+	return errors.Join(s.deviceHopper.close(), free(&s.firsts, &s.limits), s.closeLists())
 }
 
 // prepare takes counts for each relation. mb.totals has the edges before each launch and behind the
@@ -104,6 +122,11 @@ func (s *typedDeviceHopper) hop(ctx context.Context, stream cuda.Stream, mb *Min
 		"block offsets"); err != nil {
 		return err
 	}
+	if s.labor != nil {
+		if err := limitRoom(s.dev, &s.limits, lists); err != nil {
+			return err
+		}
+	}
 	if s.owner != mb {
 		if err := s.own(stream, mb, n); err != nil {
 			return err
@@ -118,8 +141,8 @@ func (s *typedDeviceHopper) hop(ctx context.Context, stream cuda.Stream, mb *Min
 	totals[0] = 0 // the hop before is done
 	for i := range s.launches {
 		p := &s.launches[i]
-		p.Src, p.SrcLen = b.Src.Ptr(), b.Src.Size()/4
-		if err := s.launch(stream, s.kFill, p, p.NumDst); err != nil {
+		p.Sample.Src, p.Sample.SrcLen = b.Src.Ptr(), b.Src.Size()/4
+		if err := s.draws(stream, s.kFill, s.kLaborFill, p); err != nil {
 			return err
 		}
 	}
@@ -161,11 +184,17 @@ func (s *typedDeviceHopper) count(ctx context.Context, stream cuda.Stream, mb *M
 		p.Before, p.Totals = mb.totals.Ptr()+k, mb.totals.Ptr()+k+8
 		p.Fanout, p.Key = int64(s.cfg.fanout(r.number, hop)), relationKey(mb.key, r.number)
 		p.Epoch, p.Hop = uint32(mb.Epoch), uint32(hop)
-		if err := s.launch(stream, s.kCount, &p, l.N); err != nil {
+		q, bound := typedLaunch{}, mostDraws(l.N, p.Fanout)
+		if s.labor != nil && p.Fanout != 0 { // no draws need no variates
+			q.laborParams = s.labor[i].variates(mb, hop).params(
+				s.limits.Ptr() + cuda.DevicePtr(l.First*8))
+			q.labor, bound = true, math.MaxInt64/2 // a destination may take all its neighbours
+		}
+		q.Sample = p
+		if err := s.draws(stream, s.kCount, s.kLaborCount, &q); err != nil {
 			return 0, err
 		}
-		s.launches = append(s.launches, p)
-		bound := mostDraws(l.N, p.Fanout)
+		s.launches = append(s.launches, q)
 		if mb.distinct {
 			bound = min(bound, p.NumEdges)
 		}
@@ -180,7 +209,7 @@ func (s *typedDeviceHopper) count(ctx context.Context, stream cuda.Stream, mb *M
 	}
 	edges = 0
 	for i := range s.launches {
-		edges += s.sumOf(mb, int64(i), s.launches[i].NumDst)
+		edges += s.sumOf(mb, int64(i), s.launches[i].Sample.NumDst)
 	}
 	if n+edges > math.MaxUint32 {
 		return 0, tooManyEdges(n, edges)
@@ -200,9 +229,19 @@ func (s *typedDeviceHopper) count(ctx context.Context, stream cuda.Stream, mb *M
 	}
 	q := s.params(mb, n)
 	for i := range s.launches {
-		s.launches[i].enterTable(q)
+		s.launches[i].Sample.enterTable(q)
 	}
 	return edges, nil
+}
+
+// draws enqueues a launch of one kernel, or of another for LABOR.
+func (s *typedDeviceHopper) draws(stream cuda.Stream, neighbor, labor cuda.Kernel,
+	p *typedLaunch) error {
+	if !p.labor {
+		return s.launch(stream, neighbor, &p.Sample, p.Sample.NumDst)
+	}
+	return cuda.Launch(stream, labor, cuda.LaunchConfig{Blocks: int(s.grid(p.Sample.NumDst)),
+		Threads: threads}, p.laborParams)
 }
 
 // enterDevice is enter for the kernels of a GPU.

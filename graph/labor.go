@@ -33,6 +33,9 @@ import (
 // number, with the node as the place in it. Results do not depend on the device, its workers or the
 // order of threads.
 //
+// In a typed graph a node has one variate for all relations, so that destinations of several take
+// the same nodes; limits are by the in-degree in the relation.
+//
 // Batches that depend on each other (Balin et al., "Cooperative Minibatching in Graph Neural
 // Networks", 2023) keep most variates from one batch to the next. With a dependency of κ, node t
 // has in batch b the key number (b + phase(t)) div κ, where phase(t) is a hash of t below κ: each
@@ -54,7 +57,10 @@ var laborMethod = &Method{
 
 // openLabor chooses the hopper: the CPU's own where a node fits its tables, else a GPU's.
 func openLabor(c sampling) (hopper, error) {
-	if c.hostTables() {
+	switch {
+	case c.topo.Host.Schema != nil:
+		return openTyped(c)
+	case c.hostTables():
 		return newHostLaborHopper(c)
 	}
 	return newLaborHopper(c)
@@ -77,6 +83,10 @@ type laborParams struct {
 	Phase  uint64
 	Span   uint32
 	Turn   uint32
+}
+
+func (v laborVariates) params(limits cuda.DevicePtr) laborParams {
+	return laborParams{Limits: limits, Keys: v.Keys, Phase: v.Phase, Span: v.Span, Turn: v.Turn}
 }
 
 func (p *laborParams) variates() laborVariates {
@@ -171,7 +181,7 @@ func laborCount(b *cuda.Block, p *laborParams) error {
 
 func laborCounts[T uint32 | int64](b *cuda.Block, p *laborParams, indices []T) error {
 	s := &p.Sample
-	nodes, indptr := cuda.View[int64](s.Nodes, s.NumDst), s.indptr()
+	nodes, indptr := cuda.View[int64](s.Dst, s.NumDst), s.indptr()
 	start := cuda.View[int64](s.EdgeStart, s.NumDst+1)
 	limits := cuda.View[uint64](p.Limits, s.NumDst)
 	lo, hi := b.Range(s.NumDst)
@@ -202,11 +212,14 @@ func laborFill(b *cuda.Block, p *laborParams) error {
 
 func laborFills[T uint32 | int64](b *cuda.Block, p *laborParams, indices []T) error {
 	s := &p.Sample
-	nodes, indptr := cuda.View[int64](s.Nodes, s.NumDst), s.indptr()
+	nodes, indptr := cuda.View[int64](s.Dst, s.NumDst), s.indptr()
 	start := cuda.View[int64](s.EdgeStart, s.NumDst+1)
 	limits := cuda.View[uint64](p.Limits, s.NumDst)
 	src, t, v := s.src(), s.table(), p.variates()
 	e := before(b, s.Sums)
+	if s.Before != 0 {
+		e += cuda.View[int64](s.Before, 1)[0]
+	}
 	end := e + cuda.View[int64](s.Sums, int64(b.Blocks))[b.Index]
 	if end > s.SrcLen {
 		return fmt.Errorf("sample: %d edges, room for %d", end, s.SrcLen)
@@ -223,14 +236,14 @@ func laborFills[T uint32 | int64](b *cuda.Block, p *laborParams, indices []T) er
 			if limit != takeAll && v.variate(uint64(id)) > limit {
 				continue
 			}
-			if uint64(id) >= uint64(s.NumNodes) {
+			if uint64(id) >= uint64(s.Sources) {
 				return fmt.Errorf("sample: id %d of edge %d: nodes are 0 to %d", int64(id),
-					first+int64(j), s.NumNodes-1)
+					first+int64(j), s.Sources-1)
 			}
 			if e >= end {
 				return fmt.Errorf("sample: the topology changes while it is sampled")
 			}
-			slot, err := t.slot(uint64(id))
+			slot, err := t.slot(uint64(id) + uint64(s.Base))
 			if err != nil {
 				return err
 			}

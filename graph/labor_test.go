@@ -20,12 +20,6 @@ import (
 
 // laborModel samples by the definition: maps, big numbers, and every variate looked up once.
 func laborModel(t *Topology, cfg SamplerConfig, epoch, batch int, seeds []int64) plain {
-	word := func(key [2]uint32, ctr [4]uint32) [2]uint32 {
-		w := philox.Block(key, ctr)
-		return [2]uint32{w[0], w[1]}
-	}
-	whole := func(k [2]uint32) uint64 { return uint64(k[0]) + uint64(k[1])<<32 }
-	kappa := uint64(max(cfg.Dependency, 1))
 	p := plain{nodes: slices.Clone(seeds), hopEnd: []int64{int64(len(seeds))}}
 	place := map[int64]int{}
 	for i, v := range seeds {
@@ -34,42 +28,14 @@ func laborModel(t *Topology, cfg SamplerConfig, epoch, batch int, seeds []int64)
 		}
 	}
 	for hop, fanout := range cfg.Fanouts {
-		variate := func(v int64) *big.Int {
-			key := philox.Key(cfg.Seed, philox.StreamSample)
-			if batch >= 0 {
-				phase := philox.Mix(whole(philox.Key(cfg.Seed, philox.StreamPhase)) +
-					uint64(v)*0x9E3779B97F4A7C15)
-				turn := new(big.Int).Rsh(new(big.Int).Mul(new(big.Int).SetUint64(phase),
-					new(big.Int).SetUint64(kappa)), 64).Uint64()
-				group := (uint64(batch) + turn) / kappa
-				key = word(philox.Key(cfg.Seed, philox.StreamBatch), [4]uint32{uint32(group)})
-			}
-			key = word(key, [4]uint32{uint32(hop), uint32(epoch)})
-			return new(big.Int).SetUint64(philox.Mix(whole(key) + uint64(v)*0x9E3779B97F4A7C15))
-		}
 		indptr, src := []int64{0}, []uint32{}
 		for _, v := range slices.Clone(p.nodes) {
-			d := t.InDegree(v)
-			var least *big.Int
-			some := false
-			// r < fanout/d · 2^64, whole numbers
-			below := new(big.Int).Lsh(big.NewInt(int64(fanout)), 64)
-			below.Div(below, big.NewInt(max(d, 1)))
-			takes := func(u int64) bool {
-				return fanout < 0 || d <= int64(fanout) || variate(u).Cmp(below) < 0
+			var ids []int64
+			for i := range t.InDegree(v) {
+				ids = append(ids, t.Neighbor(v, i))
 			}
-			for i := range d {
-				u := t.Neighbor(v, i)
-				some = some || takes(u)
-				if r := variate(u); least == nil || r.Cmp(least) < 0 {
-					least = r
-				}
-			}
-			for i := range d {
-				u := t.Neighbor(v, i)
-				if some && !takes(u) || !some && variate(u).Cmp(least) != 0 {
-					continue
-				}
+			for _, i := range laborPicks(ids, int64(fanout), cfg, epoch, batch, hop) {
+				u := ids[i]
 				if _, ok := place[u]; !ok {
 					place[u] = len(p.nodes)
 					p.nodes = append(p.nodes, u)
@@ -87,6 +53,51 @@ func laborModel(t *Topology, cfg SamplerConfig, epoch, batch int, seeds []int64)
 		}
 	}
 	return p
+}
+
+// laborPicks are the places in a list of nodes that a destination takes, by the definition.
+func laborPicks(ids []int64, fanout int64, cfg SamplerConfig, epoch, batch, hop int) (list []int64) {
+	word := func(key [2]uint32, ctr [4]uint32) [2]uint32 {
+		w := philox.Block(key, ctr)
+		return [2]uint32{w[0], w[1]}
+	}
+	whole := func(k [2]uint32) uint64 { return uint64(k[0]) + uint64(k[1])<<32 }
+	kappa := uint64(max(cfg.Dependency, 1))
+	variate := func(v int64) *big.Int {
+		key := philox.Key(cfg.Seed, philox.StreamSample)
+		if batch >= 0 {
+			phase := philox.Mix(whole(philox.Key(cfg.Seed, philox.StreamPhase)) +
+				uint64(v)*0x9E3779B97F4A7C15)
+			turn := new(big.Int).Rsh(new(big.Int).Mul(new(big.Int).SetUint64(phase),
+				new(big.Int).SetUint64(kappa)), 64).Uint64()
+			group := (uint64(batch) + turn) / kappa
+			key = word(philox.Key(cfg.Seed, philox.StreamBatch), [4]uint32{uint32(group)})
+		}
+		key = word(key, [4]uint32{uint32(hop), uint32(epoch)})
+		return new(big.Int).SetUint64(philox.Mix(whole(key) + uint64(v)*0x9E3779B97F4A7C15))
+	}
+	if fanout == 0 {
+		return nil
+	}
+	d := int64(len(ids))
+	var least *big.Int
+	some := false
+	// r < fanout/d · 2^64, whole numbers
+	below := new(big.Int).Lsh(big.NewInt(fanout), 64)
+	below.Div(below, big.NewInt(max(d, 1)))
+	takes := func(u int64) bool { return fanout < 0 || d <= fanout || variate(u).Cmp(below) < 0 }
+	for _, u := range ids {
+		some = some || takes(u)
+		if r := variate(u); least == nil || r.Cmp(least) < 0 {
+			least = r
+		}
+	}
+	for i, u := range ids {
+		if some && takes(u) || !some && variate(u).Cmp(least) == 0 {
+			list = append(list, int64(i))
+		}
+	}
+	return list
 }
 
 // checkLabor compares blocks with the definition's: ids of both widths, direct and hashed tables,

@@ -43,6 +43,7 @@ var ladiesMethod = &Method{
 	Name: Ladies, Summary: "layer-wise, nodes a layer; other results",
 	Title:  "layer-wise (LADIES)",
 	Fanout: "nodes of a layer", MostFanout: mostLayer, WholeLists: true, NoAll: true,
+	Untyped: "a layer's nodes come from one matrix, and each relation has its own",
 	Bound: func(n int64, fanout int) int64 {
 		if fanout < 0 {
 			return Unbounded

@@ -25,8 +25,8 @@ type Method struct {
 	NoAll bool
 	// Dependent is set where batches can share draws (SamplerConfig.Dependency).
 	Dependent bool
-	// Typed is set where graphs with types can be drawn from.
-	Typed bool
+	// Untyped gives the reason that it can't draw from graphs with types; "": it can.
+	Untyped string
 	// Bound returns the most nodes in the frontier of so many after a hop of a fanout; Unbounded
 	// where only the graph limits them.
 	Bound func(nodes int64, fanout int) int64

@@ -8,7 +8,7 @@ const Neighbor = "neighbor"
 
 var neighborMethod = &Method{
 	Name: Neighbor, Summary: "in-neighbours of each node", Fanout: "neighbours of each node",
-	MostFanout: 1 << 20, Typed: true,
+	MostFanout: 1 << 20,
 	Bound: func(n int64, fanout int) int64 {
 		if fanout < 0 || n > math.MaxInt64/int64(1+fanout) {
 			return Unbounded
@@ -22,10 +22,8 @@ var neighborMethod = &Method{
 // storage, else a GPU's.
 func openNeighbor(c sampling) (hopper, error) {
 	switch {
-	case c.topo.Host.Schema != nil && (c.hostTables() || c.topo.Host.OnStorage()):
-		return newTypedHopper(c)
 	case c.topo.Host.Schema != nil:
-		return newTypedDeviceHopper(c)
+		return openTyped(c)
 	case c.topo.Host.OnStorage():
 		return newStoredHopper(c)
 	case c.hostTables():

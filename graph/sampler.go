@@ -22,8 +22,10 @@ type SamplerConfig struct {
 	// Of a typed graph: those of each relation, in the schema's order, where they differ from
 	// Fanouts; 0 draws none. nil: Fanouts for all.
 	RelationFanouts [][]int
-	Seed            uint64 // of the run
-	Degrees         bool   // fill MiniBatch.Degrees (gnn.Arch.Degrees)
+	// Together: Fanouts count over the edges of all relations into a node of a typed graph.
+	Together bool
+	Seed     uint64 // of the run
+	Degrees  bool   // fill MiniBatch.Degrees (gnn.Arch.Degrees)
 	// Loopless leaves out edges of a node to itself in these degrees. Draws have them all the same.
 	Loopless bool
 	// κ: a draw serves so many batches of an epoch in turn, and each batch has one in κ anew; 0 and
@@ -312,18 +314,22 @@ func (c *sampling) stageSeeds(stream cuda.Stream, mb *MiniBatch, seeds []int64) 
 // checkTyped refuses what a typed graph cannot have, and other graphs what only it has.
 func (c *SamplerConfig) checkTyped(m *Method, schema *Schema) error {
 	switch {
-	case schema == nil && c.RelationFanouts != nil:
+	case schema == nil && (c.RelationFanouts != nil || c.Together):
 		return errs.New(errs.Usage, "fanouts of relations are for graphs with types")
 	case schema == nil:
 		return nil
-	case !m.Typed:
-		return errs.New(errs.Capability, "sampler %s does not draw from graphs with types; use %s",
-			m.Name, Neighbor)
+	case m.Untyped != "":
+		return errs.New(errs.Capability,
+			"sampler %s does not draw from graphs with types: %s; use %s or %s", m.Name, m.Untyped,
+			Neighbor, Labor)
 	case c.Degrees:
 		return errs.New(errs.Capability, "in-degrees are not kept for graphs with types")
 	case c.RelationFanouts != nil && len(c.RelationFanouts) != len(schema.Relations):
 		return errs.New(errs.Usage, "fanouts of %d relations, the graph has %d",
 			len(c.RelationFanouts), len(schema.Relations))
+	}
+	if err := c.checkTogether(m); err != nil {
+		return err
 	}
 	for r, list := range c.RelationFanouts {
 		if len(list) != len(c.Fanouts) {
@@ -336,6 +342,28 @@ func (c *SamplerConfig) checkTyped(m *Method, schema *Schema) error {
 					"relation %s: fanout %d of hop %d: must be 0 to %d, or -1 for all",
 					schema.RelationName(r), f, hop, m.MostFanout)
 			}
+		}
+	}
+	return nil
+}
+
+// checkTogether refuses draws over all relations where they can't be had.
+func (c *SamplerConfig) checkTogether(m *Method) error {
+	switch {
+	case !c.Together:
+		return nil
+	case c.RelationFanouts != nil:
+		return errs.New(errs.Usage, "fanouts are of relations or over all of them; give one")
+	case m.Name != Neighbor:
+		return errs.New(errs.Capability,
+			"sampler %s draws by the in-degree in each relation; fanouts over all relations are for %s",
+			m.Name, Neighbor)
+	}
+	for hop, f := range c.Fanouts {
+		if f > tileDraws {
+			return errs.New(errs.Usage,
+				"fanout %d of hop %d over all relations: must be 1 to %d, or -1 for all", f, hop,
+				tileDraws)
 		}
 	}
 	return nil

@@ -77,7 +77,7 @@ func (r *rig) typed(t testing.TB, mb *MiniBatch) (p typedPlain) {
 }
 
 // referenceTyped draws relation by relation with maps: the lists of the graph's relations are drawn
-// from by reference's own Floyd.
+// from by reference's own Floyd, or by LABOR's definition over numbers in the graph.
 func referenceTyped(topo *Topology, cfg SamplerConfig, epoch int, seeds []int64) typedPlain {
 	s := topo.Schema
 	var p typedPlain
@@ -118,9 +118,21 @@ func referenceTyped(topo *Topology, cfg SamplerConfig, epoch int, seeds []int64)
 					}
 					lists[r].N++
 					v := g - s.First(rel.Dst)
-					for _, n := range picks(topo.Relations[r].InDegree(v), fanout, key, v, epoch,
-						hop) {
-						u := s.First(rel.Src) + topo.Relations[r].Neighbor(v, n)
+					var ids []int64
+					for n := range topo.Relations[r].InDegree(v) {
+						ids = append(ids, s.First(rel.Src)+topo.Relations[r].Neighbor(v, n))
+					}
+					var list []int64
+					switch {
+					case cfg.Method == Labor:
+						list = laborPicks(ids, fanout, cfg, epoch, 0, hop)
+					case cfg.Together && fanout > 0:
+						list = togetherPicks(topo, r, v, fanout, [2]uint32{w[0], w[1]}, epoch, hop)
+					default:
+						list = picks(int64(len(ids)), fanout, key, v, epoch, hop)
+					}
+					for _, n := range list {
+						u := ids[n]
 						if _, ok := place[u]; !ok {
 							place[u] = len(p.nodes)
 							p.nodes, typeOf = append(p.nodes, u), append(typeOf, kind)
@@ -138,6 +150,34 @@ func referenceTyped(topo *Topology, cfg SamplerConfig, epoch int, seeds []int64)
 		p.hopEnd = append(p.hopEnd, int64(len(p.nodes)))
 	}
 	return p
+}
+
+// togetherPicks are the places in the list of node v in relation r among those that a fanout draws
+// from the lists of all relations into its type.
+func togetherPicks(topo *Topology, r int, v, fanout int64, key [2]uint32, epoch, hop int) (list []int64) {
+	first, all, own := -1, int64(0), int64(0)
+	for i, rel := range topo.Schema.Relations {
+		if rel.Dst != topo.Schema.Relations[r].Dst {
+			continue
+		}
+		if first < 0 {
+			first = i
+		}
+		if i == r {
+			own = all
+		}
+		all += topo.Relations[i].InDegree(v)
+	}
+	if first > 0 {
+		k := philox.Block(key, [4]uint32{uint32(first), 0, 1<<32 - 1, 1<<32 - 1})
+		key = [2]uint32{k[0], k[1]}
+	}
+	for _, c := range picks(all, fanout, key, v, epoch, hop) {
+		if c >= own && c < own+topo.Relations[r].InDegree(v) {
+			list = append(list, c-own)
+		}
+	}
+	return list
 }
 
 // picks are the places in a list of d neighbours of node v that a fanout draws.
@@ -166,12 +206,17 @@ var typedFanouts = []SamplerConfig{
 	{Fanouts: []int{4, 3, 2}, Seed: 9},
 	{Fanouts: []int{5, 200}, RelationFanouts: [][]int{{5, 200}, {0, 70}, {3, -1}, {1, 1}, {2, 2}},
 		Seed: 10},
+	{Fanouts: []int{2, 3}, RelationFanouts: [][]int{{1, 3}, {0, 70}, {2, -1}, {1, 1}, {2, 2}},
+		Seed: 11, Method: Labor, Dependency: 3},
 }
+
+// togetherFanouts are over all relations, which a GPU does not draw.
+var togetherFanouts = SamplerConfig{Fanouts: []int{5, 128, -1}, Seed: 12, Together: true}
 
 // Typed samples equal the reference's for every table and number of workers, several batches
 // through the same buffers.
 func TestTypedBlocksEqualReference(t *testing.T) {
-	checkTypedBlocks(t, host, typedFanouts)
+	checkTypedBlocks(t, host, append(slices.Clone(typedFanouts), togetherFanouts))
 	checkTypedBlocks(t, hostGeneral, typedFanouts)
 }
 
@@ -199,14 +244,22 @@ func TestOneTypeSamplesAsNone(t *testing.T) {
 	s := &Schema{Types: []NodeType{{"node", 3000, 8}}, Relations: []Relation{{"edge", 0, 0}}}
 	typed, err := NewTyped(s, []*Topology{topo})
 	require.NoError(t, err)
-	cfg := SamplerConfig{Fanouts: []int{10, 5, 3}, Seed: 4}
-	a := newRig(t, host, topo, 2, cfg, 0)
-	for _, open := range []opener{host, hostGeneral} {
-		b := newRig(t, open, typed, 2, cfg, 0)
-		for index, n := range []int{200, 1, 500} {
-			seeds := someSeeds(n, 3000, uint64(n))
-			require.Equal(t, a.plain(t, a.sample(t, 3, index, seeds)),
-				b.plain(t, b.sample(t, 3, index, seeds)))
+	for _, cfg := range []SamplerConfig{{Fanouts: []int{10, 5, 3}, Seed: 4},
+		{Fanouts: []int{10, 5, 3}, Seed: 4, Method: Labor, Dependency: 4},
+		{Fanouts: []int{10, 5, 3}, Seed: 4, Together: true}} {
+		of := cfg
+		of.Together = false
+		a := newRig(t, host, topo, 2, of, 0)
+		for _, open := range []opener{host, hostGeneral} {
+			if cfg.Together {
+				open = host
+			}
+			b := newRig(t, open, typed, 2, cfg, 0)
+			for index, n := range []int{200, 1, 500} {
+				seeds := someSeeds(n, 3000, uint64(n))
+				require.Equal(t, a.plain(t, a.sample(t, 3, index, seeds)),
+					b.plain(t, b.sample(t, 3, index, seeds)))
+			}
 		}
 	}
 }
@@ -257,7 +310,7 @@ func TestTypedIsRefused(t *testing.T) {
 		text  string
 	}{
 		{topo, SamplerConfig{Fanouts: []int{2}, Method: Ladies}, errs.Capability,
-			"does not draw from graphs with types"},
+			"does not draw from graphs with types: a layer's nodes come from one matrix"},
 		{topo, SamplerConfig{Fanouts: []int{2}, Degrees: true}, errs.Capability, "in-degrees"},
 		{topo, SamplerConfig{Fanouts: []int{2}, RelationFanouts: [][]int{{1}}}, errs.Usage,
 			"fanouts of 1 relations, the graph has 5"},
@@ -265,6 +318,14 @@ func TestTypedIsRefused(t *testing.T) {
 			{1}}}, errs.Usage, "relation author:writes:paper: 2 fanouts; give 1"},
 		{topo, SamplerConfig{Fanouts: []int{2}, RelationFanouts: [][]int{{1}, {-2}, {1}, {1},
 			{1}}}, errs.Usage, "fanout -2 of hop 0"},
+		{topo, SamplerConfig{Fanouts: []int{2}, Together: true, Method: Labor}, errs.Capability,
+			"sampler labor draws by the in-degree in each relation"},
+		{topo, SamplerConfig{Fanouts: []int{2, 129}, Together: true}, errs.Usage,
+			"fanout 129 of hop 1 over all relations: must be 1 to 128"},
+		{topo, SamplerConfig{Fanouts: []int{1}, Together: true, RelationFanouts: [][]int{{1}, {1},
+			{1}, {1}, {1}}}, errs.Usage, "give one"},
+		{plainTopo, SamplerConfig{Fanouts: []int{2}, Together: true}, errs.Usage,
+			"for graphs with types"},
 		{plainTopo, SamplerConfig{Fanouts: []int{2}, RelationFanouts: [][]int{{1}}}, errs.Usage,
 			"for graphs with types"},
 	} {
@@ -275,8 +336,14 @@ func TestTypedIsRefused(t *testing.T) {
 		require.Equal(t, c.class, errs.ClassOf(err))
 		require.NoError(t, dt.Close())
 	}
+	general := hostGeneral(t, 1)
+	dt, err := Attach(general, topo)
+	require.NoError(t, err)
+	_, err = NewSampler(general, dt, togetherFanouts)
+	require.ErrorContains(t, err, "are drawn by the CPU")
+	require.NoError(t, dt.Close())
 	r := newRig(t, host, topo, 1, typedFanouts[0], 0)
-	err := r.s.Begin(context.Background(), r.stream, r.mb, 0, 0, []int64{900})
+	err = r.s.Begin(context.Background(), r.stream, r.mb, 0, 0, []int64{900})
 	require.ErrorContains(t, err, "seed node 900")
 	_, err = NewTyped(topo.Schema, topo.Relations[:2])
 	require.ErrorContains(t, err, "5 relations, lists of 2")
@@ -359,7 +426,7 @@ func TestTypedOutOfCoreBlocks(t *testing.T) {
 		require.Equal(t, o.CacheBytes >= whole, info.CacheEdges == topo.NumEdges)
 		require.Equal(t, o.CacheBytes > 0, info.CacheEdges > 0)
 		require.EqualValues(t, readSlots*unitBytes, info.ReadBytes)
-		for k, cfg := range typedFanouts {
+		for k, cfg := range append(slices.Clone(typedFanouts), togetherFanouts) {
 			open, limit := host, int64(k%2)*directNodes
 			if i == 1 {
 				open = hostGeneral
@@ -443,4 +510,63 @@ func TestTypedOutOfCoreDamaged(t *testing.T) {
 	lists.NumEdges, lists.Sources = x.NumEdges, x.Sources
 	_, err = OpenOutOfCore(t.Context(), lists, file, OutOfCoreOptions{})
 	require.ErrorContains(t, err, "node id 500 at position 10 is outside 0..499")
+}
+
+// Mini-batches by 10,10 of a million nodes: 1,024 seeds without types and of the same graph beside a
+// type of one node; four types with seven relations, and about as many edges without types.
+func BenchmarkTyped(b *testing.B) {
+	lists := func(dst, src, degree int64) *Topology {
+		t, err := Alloc(dst, dst*degree, false)
+		require.NoError(b, err)
+		r := rand.New(rand.NewPCG(uint64(dst), uint64(src)))
+		for i := range t.Indices32 {
+			t.Indices32[i] = uint32(r.Int64N(src))
+		}
+		for v := range t.Indptr {
+			t.Indptr[v] = int64(v) * degree
+		}
+		t.Sources = src
+		return t
+	}
+	const nodes = 1 << 20
+	plain := lists(nodes, nodes, 15)
+	beside, err := NewTyped(&Schema{Types: []NodeType{{"node", nodes, 8}, {"other", 1, 8}},
+		Relations: []Relation{{"edge", 0, 0}}}, []*Topology{plain})
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, beside.Close()) })
+	s := &Schema{Types: []NodeType{{"paper", 6 << 16, 8}, {"author", 8 << 16, 8}, {"field", 1 << 16, 8},
+		{"venue", 1 << 10, 8}}, Relations: []Relation{{"cites", 0, 0}, {"writes", 1, 0},
+		{"rev_writes", 0, 1}, {"about", 2, 0}, {"rev_about", 0, 2}, {"prints", 3, 0},
+		{"rev_prints", 0, 3}}}
+	var of []*Topology
+	for r, degree := range []int64{12, 15, 12, 12, 72, 12, 4608} {
+		x := s.Relations[r]
+		of = append(of, lists(s.Types[x.Dst].Nodes, s.Types[x.Src].Nodes, degree))
+	}
+	many, err := NewTyped(s, of)
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, many.Close()) })
+	for _, c := range []struct {
+		name, method string
+		topo         *Topology
+		seeds        int
+	}{{"none", Neighbor, plain, 1024}, {"beside", Neighbor, beside, 1024},
+		{"none/labor", Labor, plain, 1024}, {"beside/labor", Labor, beside, 1024},
+		{"many", Neighbor, many, 1024}, {"as many", Neighbor, plain, 5900}} {
+		b.Run(c.name, func(b *testing.B) {
+			r := newRig(b, host, c.topo, 2, SamplerConfig{Fanouts: []int{10, 10}, Seed: 7,
+				Method: c.method}, directNodes)
+			seeds, edges := someSeeds(16*c.seeds, 6<<16, 1), int64(0)
+			batch := func(i int) []int64 { return seeds[i%16*c.seeds:][:c.seeds] }
+			for i := range 16 {
+				r.sample(b, 0, i, batch(i))
+			}
+			for i := 0; b.Loop(); i++ {
+				mb := r.sample(b, 0, i, batch(i))
+				edges += mb.Blocks[0].NumEdges + mb.Blocks[1].NumEdges
+			}
+			b.ReportMetric(float64(edges)/b.Elapsed().Seconds()/1e6, "Medges/s")
+			b.ReportMetric(float64(edges)/float64(b.N), "edges/op")
+		})
+	}
 }

@@ -89,7 +89,7 @@ HX_KERNEL(labor_count, LaborParams) {
 		u32 n = s.hi - tile < threads ? (u32)(s.hi - tile) : threads;
 		i64 own = 0, edges;
 		if (tid < n) {
-			Neighbours row = neighbours(g, hx, dev::ld(dev::at<i64>(g.Nodes, tile + tid)));
+			Neighbours row = neighbours(g, hx, dev::ld(dev::at<i64>(g.Dst, tile + tid)));
 			u64 l = limit_of(p, row.degree);
 			dev::st(&first[tid], (u64)row.first);
 			dev::st(&limit[tid], l);
@@ -145,10 +145,11 @@ HX_KERNEL(labor_fill, LaborParams) {
 		u32 n = s.hi - tile < threads ? (u32)(s.hi - tile) : threads;
 		i64 degree = 0, edges;
 		if (tid < n) {
-			Neighbours row = neighbours(g, hx, dev::ld(dev::at<i64>(g.Nodes, tile + tid)));
+			Neighbours row = neighbours(g, hx, dev::ld(dev::at<i64>(g.Dst, tile + tid)));
 			degree = row.degree;
 			i64 *e = dev::at<i64>(g.EdgeStart, tile + tid);
-			dev::st(e, base + dev::ld(e));
+			// The share's first offset may be another launch's end by now.
+			dev::st(e, base + (tile + tid == s.lo ? 0 : dev::ld(e)));
 			dev::st(&first[tid], (u64)row.first);
 			dev::st(&limit[tid], dev::ld(dev::at<u64>(p.Limits, tile + tid)));
 		}
@@ -170,15 +171,15 @@ HX_KERNEL(labor_fill, LaborParams) {
 			i64 out = to + block_scan(sums, (i64)in, &all);
 			to += all;
 			if (!in) continue;
-			if (id >= (u64)g.NumNodes) {
-				dev::fail(hx, 5, id, (u64)row, (u64)(g.NumNodes - 1));
+			if (id >= (u64)g.Sources) {
+				dev::fail(hx, 5, id, (u64)row, (u64)(g.Sources - 1));
 				continue;
 			}
 			if (out >= end) { // the lists are others than those that were counted
 				dev::fail(hx, 4, (u64)(out + 1), (u64)end);
 				continue;
 			}
-			u64 slot = table_slot(g, id);
+			u64 slot = table_slot(g, id + (u64)g.Base);
 			if (slot == noSlot) {
 				dev::fail(hx, 3, (u64)g.Slots);
 				continue;

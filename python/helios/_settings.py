@@ -37,7 +37,7 @@ class Settings(TypedDict, total=False):
     ]
 
     #: fanouts NAME=F1,F2;… of relations of a typed graph, 0 for none; the others have those of
-    #: fanout
+    #: fanout; or together: fanout counts over all relations into a node
     relation_fanout: Text
 
     #: how mini-batches are drawn (neighbor: in-neighbours of each node; labor: in-neighbours by a

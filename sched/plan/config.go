@@ -110,8 +110,8 @@ type Config struct {
 	// Fanouts are the neighbours of each hop, one model layer per hop; -1 takes every neighbour.
 	Fanouts []int `option:"fanout" group:"Model" common:"yes" ints:"-1" shown:"10,10" print:"yes" arg:"F1,F2,…" usage:"neighbours sampled per hop F1,F2,…, the seeds' first; -1 takes all; one layer per hop"`
 	Batch   int   `option:"batch-size" group:"Model" common:"yes" positive:"yes" range:"1..16777216" print:"yes" usage:"seed nodes in a mini-batch"`
-	// RelationFanouts are those of a typed graph's relations that differ from Fanouts.
-	RelationFanouts string `option:"relation-fanout" group:"Model" use:"setting" print:"yes" omit:"" arg:"NAME=F1,F2;…" usage:"fanouts NAME=F1,F2;… of relations of a typed graph, 0 for none; the others have those of {fanout}"`
+	// RelationFanouts are those of a typed graph's relations that differ from Fanouts, or Together.
+	RelationFanouts string `option:"relation-fanout" group:"Model" use:"setting" print:"yes" omit:"" arg:"NAME=F1,F2;…" usage:"fanouts NAME=F1,F2;… of relations of a typed graph, 0 for none; the others have those of {fanout}; or together: {fanout} counts over all relations into a node"`
 
 	// Sampler is the name of a graph.Method; its Fanouts are what that counts.
 	Sampler string `option:"sampler" group:"Model" use:"setting" oneof:"@samplers" shown:"neighbor" print:"yes" omit:"neighbor" usage:"how mini-batches are drawn ({@sampler-summaries}; {fanout} counts that)"`

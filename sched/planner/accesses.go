@@ -244,6 +244,9 @@ func fromDataset(ctx context.Context, c plan.Config, hotness string, in prepare.
 				"dataset %s has types without rows, whose learned tables no plan knows; plan for rows (import's {fill})",
 				in.Dataset.Meta.Name)
 		}
+		if err := countsNoLists(&c); err != nil {
+			return nil, err
+		}
 		a.typed = &cost.Typed{Schema: schema}
 		if a.typed.Fanouts, err = fanoutsOf(&c, schema); err != nil {
 			return nil, err

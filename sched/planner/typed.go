@@ -238,6 +238,9 @@ func fromTypes(g *Graph, p *Popularity, c plan.Config) (*Accesses, error) {
 	if err := prepare.CheckSchema(&c, s); err != nil {
 		return nil, err
 	}
+	if err := countsNoLists(&c); err != nil {
+		return nil, err
+	}
 	if c.Featureless {
 		return nil, errs.New(errs.Capability, "a plan reads rows; leave {featureless} out")
 	}
@@ -295,6 +298,20 @@ func fromTypes(g *Graph, p *Popularity, c plan.Config) (*Accesses, error) {
 		return x.draw(place, int(seeds), philox.Mix(c.Seed^philox.Mix(uint64(i)+1))), nil
 	}
 	return a, nil
+}
+
+// countsNoLists refuses draws from typed graphs that are not by the list of a relation alone.
+func countsNoLists(c *plan.Config) error {
+	if c.RelationFanouts == prepare.Together {
+		return errs.New(errs.Capability,
+			"{relation-fanout} %s: a plan counts fanouts by relation; leave it out", prepare.Together)
+	}
+	if m := c.Method(); m.WholeLists {
+		return errs.New(errs.Capability,
+			"{sampler} %s reads whole lists, which a plan does not count by relation; plan for {sampler} %s",
+			m.Name, graph.Neighbor)
+	}
+	return nil
 }
 
 // byRank is the cell of a rank among all types.

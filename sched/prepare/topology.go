@@ -189,7 +189,7 @@ func (s *Sampling) samplerOver(t *graph.DeviceTopology, fanouts []int) (*graph.S
 	return graph.NewSampler(s.Device, t, graph.SamplerConfig{
 		Method: s.Config.Sampler, Fanouts: fanouts, RelationFanouts: relations, Seed: s.Config.Seed,
 		Degrees: s.Config.Arch().Degrees(), Loopless: s.Config.LooplessDegrees(),
-		Dependency: s.Config.BatchDependency,
+		Dependency: s.Config.BatchDependency, Together: s.Config.RelationFanouts == Together,
 	})
 }
 

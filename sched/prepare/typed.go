@@ -74,19 +74,22 @@ func CheckSchema(c *plan.Config, schema *graph.Schema) error {
 	if why := c.Traits().Untyped; why != "" {
 		return errs.New(errs.Capability, "{mode} %s does not train on typed graphs: %s", c.Mode, why)
 	}
-	if !c.Method().Typed {
+	if why := c.Method().Untyped; why != "" {
 		return errs.New(errs.Capability,
-			"{sampler} %s does not draw from typed graphs; use {sampler} %s", c.Sampler,
-			graph.Neighbor)
+			"{sampler} %s does not draw from typed graphs: %s; use {sampler} %s or %s", c.Sampler,
+			why, graph.Neighbor, graph.Labor)
 	}
 	_, err := RelationFanouts(c, schema)
 	return err
 }
 
+// Together is the RelationFanouts by which Fanouts count over all relations into a node.
+const Together = "together"
+
 // RelationFanouts reads the fanouts of relations: "NAME=F1,F2;…", where a name is that of a
 // relation or "source:name:destination". nil: all have those of all.
 func RelationFanouts(c *plan.Config, s *graph.Schema) ([][]int, error) {
-	if c.RelationFanouts == "" {
+	if c.RelationFanouts == "" || c.RelationFanouts == Together {
 		return nil, nil
 	}
 	all := make([][]int, len(s.Relations))
