@@ -31,6 +31,8 @@ def load_pyg(checkpoint: Path_, parameters: Kept = "best") -> Network:
     >>> model = helios.load_pyg("run")
     >>> scores = model(x, edge_index).softmax(dim=1)
 
+    Of a typed graph it takes and returns dicts by type: ``model(x_dict, edge_index_dict)``.
+
     Args:
         checkpoint: the folder of ``heliosctl train --checkpoint``, or a file in it.
         parameters: those of the ``"best"`` epoch, or the ``"last"`` ones.

@@ -20,7 +20,8 @@ Config = dict[str, Any]
 # PyTorch's [out, in].
 Named = dict[str, torch.Tensor]
 
-_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+TYPED = ("rsage", "rgcn", "rgat")
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "elu": nn.ELU,
     "gelu": lambda: nn.GELU(approximate="tanh"),
@@ -34,6 +35,10 @@ def pyg(config: Config, named: Mapping[str, Array]) -> Network:
         import torch_geometric.nn
     except ImportError as e:
         raise CapabilityError("load_pyg needs PyG; install it: pip install torch_geometric") from e
+    if config.get("model") in TYPED:
+        from .heteromodels import Hetero
+
+        return Hetero(config, torch_geometric.nn, named)
     return PyG(config, torch_geometric.nn, named)
 
 
@@ -59,37 +64,28 @@ class Network(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.config = config
         self.kind = str(config.get("model", "sage"))
-        if self.kind in ("rsage", "rgcn", "rgat"):
-            raise CapabilityError(
-                f"model {self.kind} is of typed graphs, which load_pyg and load_dgl do not make; "
-                "its parameters are in the checkpoint, a safetensors file"
-            )
-        if config.get("head", "none") != "none":
-            raise CapabilityError(
-                f"load_pyg and load_dgl make no models with head {config['head']}; "
-                "the parameters are in the checkpoint, a safetensors file"
-            )
+        if self.kind in TYPED:
+            raise CapabilityError(f"model {self.kind} is of typed graphs; load_pyg makes it")
+        head = str(config.get("head", "none"))
         self.loops_remain = config.get("self-loops", "always") == "remaining"
         self.depth = len(config["fanout"])
         hidden = int(config["hidden"])
-        widths = [int(config["in_dim"]), *[hidden] * (self.depth - 1), int(config["classes"])]
+        classes = int(config["classes"])
+        widths = [int(config["in_dim"]), *[hidden] * self.depth]
+        if head == "none":
+            widths[-1] = classes
         linear = bool(config.get("residual-linear", False))
         self.residual = linear or bool(config.get("residual", False))
         self.convs, self.norms, self.skips = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         for i in range(self.depth):
             last, (wide, out) = i == self.depth - 1, widths[i : i + 2]
-            self.convs.append(self.conv(library, wide, out, last))
-            norm = "none" if last else config.get("norm", "none")
-            self.norms.append(
-                nn.BatchNorm1d(out)
-                if norm == "batch"
-                else nn.LayerNorm(out)
-                if norm == "layer"
-                else nn.Identity()
-            )
+            self.convs.append(self.conv(library, wide, out, last and head == "none"))
+            norm = "none" if last and head != "mlp" else config.get("norm", "none")
+            self.norms.append(norm_of(norm, out))
             matrix = linear or self.residual and wide != out
             self.skips.append(nn.Linear(wide, out, bias=linear) if matrix else nn.Identity())
-        self.act = _ACTIVATIONS[config.get("activation", "relu")]()
+        self.head = head_of(config)
+        self.act = ACTIVATIONS[config.get("activation", "relu")]()
         self.drop_input = nn.Dropout(config.get("feature-dropout", 0))
         self.drop = nn.Dropout(config.get("dropout", 0))
         # Numbers were learnt less their mean and divided by their deviation.
@@ -119,10 +115,10 @@ class Network(nn.Module):  # type: ignore[misc]
             sums = self.layer(i, graph, x)
             if self.residual:
                 sums = sums + self.skips[i](x)
-            if i == self.depth - 1:
-                return self.in_unit(sums)
+            if i == self.depth - 1 and not isinstance(self.head, nn.Sequential):
+                return self.in_unit(self.head(sums))
             x = self.drop(self.act(self.norms[i](sums)))
-        return x
+        return self.in_unit(self.head(x))
 
     def in_unit(self, outputs: torch.Tensor) -> torch.Tensor:
         """Returns outputs in the unit of the dataset's targets, as ``predict`` writes them."""
@@ -140,14 +136,19 @@ class Network(nn.Module):  # type: ignore[misc]
                 layer["residual.weight"] = skip.weight.T
                 if skip.bias is not None:
                     layer["residual.bias"] = skip.bias[None]
-            norm = self.norms[i]
-            if not isinstance(norm, nn.Identity):
-                layer["norm.gamma"], layer["norm.beta"] = norm.weight[None], norm.bias[None]
-            if isinstance(norm, nn.BatchNorm1d):
-                mean, variance = norm.running_mean, norm.running_var
-                assert mean is not None and variance is not None
-                layer["norm.running_mean"], layer["norm.running_var"] = mean[None], variance[None]
+            layer.update(views_of_norm(self.norms[i]))
             named.update({f"layer{i}.{k}": v for k, v in layer.items()})
+        return {**named, **self._head_views()}
+
+    def _head_views(self) -> Named:
+        named: Named = {}
+        if isinstance(self.head, nn.Sequential):
+            named.update({f"head.{k}": v for k, v in views_of_norm(self.head[1]).items()})
+            dense = {"head.0.": self.head[0], "head.1.": self.head[4]}
+        else:
+            dense = {"head.": self.head} if isinstance(self.head, nn.Linear) else {}
+        for name, matrix in dense.items():
+            named[name + "weight"], named[name + "bias"] = matrix.weight.T, matrix.bias[None]
         return named
 
     def parameters_by_name(self) -> dict[str, Array]:
@@ -171,14 +172,48 @@ class Network(nn.Module):  # type: ignore[misc]
 
     def _gin(self, wide: int, out: int) -> nn.Sequential:
         middle = int(self.config["hidden"])
-        act = _ACTIVATIONS[self.config.get("activation", "relu")]()
+        act = ACTIVATIONS[self.config.get("activation", "relu")]()
         return nn.Sequential(nn.Linear(wide, middle), act, nn.Linear(middle, out))
+
+    def _averages(self, i: int) -> bool:
+        """Reports whether attention's heads in layer i are averaged, not joined."""
+        return i == self.depth - 1 and isinstance(self.head, nn.Identity)
 
     def _heads(self, out: int, last: bool) -> tuple[int, int]:
         heads = int(self.config.get("heads", 1))
         if not last:
             return heads, out // heads
         return int(self.config.get("heads-out", heads)), out
+
+
+def head_of(config: Config) -> nn.Module:
+    """Makes what follows the last layer."""
+    hidden, kind = int(config["hidden"]), config.get("head", "none")
+    if kind == "none":
+        return nn.Identity()
+    dense = nn.Linear(hidden, int(config["classes"]))
+    if kind == "linear":
+        return dense
+    first, drop = nn.Linear(hidden, hidden), nn.Dropout(config.get("dropout", 0))
+    return nn.Sequential(first, nn.BatchNorm1d(hidden), nn.ReLU(), drop, dense)
+
+
+def norm_of(kind: str, out: int) -> nn.Module:
+    """Makes a normalisation by its name."""
+    if kind == "none":
+        return nn.Identity()
+    return nn.BatchNorm1d(out) if kind == "batch" else nn.LayerNorm(out)
+
+
+def views_of_norm(norm: nn.Module) -> Named:
+    if isinstance(norm, nn.Identity):
+        return {}
+    named = {"norm.gamma": norm.weight[None], "norm.beta": norm.bias[None]}
+    if isinstance(norm, nn.BatchNorm1d):
+        mean, variance = norm.running_mean, norm.running_var
+        assert mean is not None and variance is not None
+        named["norm.running_mean"], named["norm.running_var"] = mean[None], variance[None]
+    return named
 
 
 def _mlp(mlp: nn.Sequential, eps: Any) -> Named:
@@ -274,7 +309,7 @@ class DGL(Network):
             return conv(graph, x, edge_weight=root[source] * root[target])
         out: torch.Tensor = conv(graph, x)
         if self.kind == "gat":
-            return out.mean(1) if i == self.depth - 1 else out.flatten(1)
+            return out.mean(1) if self._averages(i) else out.flatten(1)
         return out
 
     def conv(self, library: Any, wide: int, out: int, last: bool) -> nn.Module:
@@ -317,7 +352,7 @@ class DGL(Network):
 
     def _views(self) -> Named:
         named = super()._views()
-        if self.kind == "gat":  # a bias for each head, of which the last layer takes the mean
+        if self.kind == "gat" and self._averages(self.depth - 1):  # a bias for each head
             name, last = f"layer{self.depth - 1}.bias", self.depth - 1
             heads = self._heads(1, last=True)[0]
             bias: Any = self.convs[last].bias
@@ -327,7 +362,7 @@ class DGL(Network):
     def load_parameters(self, named: Mapping[str, Array]) -> None:
         """Sets the parameters, by the names and in the shapes that checkpoints have."""
         super().load_parameters(named)
-        if self.kind == "gat":
+        if self.kind == "gat" and self._averages(self.depth - 1):
             bias: Any = self.convs[-1].bias
             value = tensor(np.array(named[f"layer{self.depth - 1}.bias"], np.float32))
             with torch.no_grad():

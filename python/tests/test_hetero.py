@@ -337,7 +337,7 @@ def test_neighbors_by_type(graph):
         ({"input_nodes": ("venue", [])}, "empty"),
         ({"subgraph_type": "induced"}, "subgraph_type induced of a typed graph"),
         ({"directed": False}, "subgraph_type induced"),
-        ({"sampler": "labor"}, "labor does not draw from typed graphs"),
+        ({"sampler": "ladies"}, "ladies does not draw from typed graphs: a layer"),
         ({"split": "train"}, "not both"),
         ({"time_attr": "time"}, "time_attr"),
         ({"weight_attr": "w"}, "weight_attr"),
@@ -543,3 +543,38 @@ def test_rows_of_every_type(tmp_path, binary, monkeypatch, kind, off):
                 x, want = batch[t].x, data[t].x[batch[t].n_id]
                 assert str(x.dtype) == ("torch.float32" if kind == "int8" else f"torch.{kind}")
                 assert (x.float() - want).abs().max() <= off
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": "rsage", "residual_linear": True, "norm": "batch"},
+        {"model": "rsage", "root": "none", "head": "mlp", "norm": "layer", "share_types": True},
+        {"model": "rgcn", "residual": True, "head": "linear"},
+        {"model": "rgat", "heads": 4, "head": "linear", "activation": "leaky"},
+        {"model": "rgat", "heads": 2, "dropout": 0.1},
+        {"model": "rsage", "embed": "4"},
+    ],
+)
+def test_checkpoints_are_layers(graph, saved, binary, tmp_path, options):
+    if "embed" in options:
+        data = bibliography()
+        del data["venue"].x
+        data["venue"].num_nodes = NODES["venue"]
+        graph = saved(data, unlabelled_ok=True)
+    run, out = tmp_path / "run", tmp_path / "scores.npy"
+    common = {"mode": "inmem", "binary": binary}
+    more = {"hidden": 8, "epochs": 2, "lr": 0.05, "batch_size": 16}
+    helios.train(graph.path, checkpoint=run, fanout=[4, 4], **common, **more, **options)
+    helios.run(
+        *("predict", str(graph.path), f"--checkpoint={run}", f"--scores={out}"),
+        *("--mode=inmem", "--fanout=-1,-1"),
+        binary=binary,
+    )
+    model, full = helios.load_pyg(run), graph.to_data()
+    with torch.no_grad():
+        x = {t: v for t, v in full.x_dict.items() if "embed" not in options or t != "venue"}
+        got = model(x, full.edge_index_dict)["paper"]
+    want = torch.from_numpy(np.load(out))
+    assert got.shape == want.shape
+    assert float((got - want).abs().max()) <= 1e-5 * max(1.0, float(want.abs().max()))

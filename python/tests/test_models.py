@@ -104,10 +104,13 @@ def check(site, library, name, layers=2, **options):
     return model
 
 
-@pytest.mark.parametrize("library", ["pyg", "dgl"])
 @pytest.mark.parametrize(
-    ("settings", "why"),
-    [({"model": "rgat"}, "model rgat is of typed graphs"), ({"head": "mlp"}, "head mlp")],
+    ("library", "settings", "why"),
+    [
+        ("dgl", {"model": "rgat"}, "model rgat is of typed graphs; load_pyg makes it"),
+        ("pyg", {"model": "rgcn", "bases": 3}, "load_pyg makes no model with bases"),
+        ("pyg", {"model": "rgcn", "featureless": True}, "load_pyg makes no model with featureless"),
+    ],
 )
 def test_refused_by_name(library, settings, why):
     pytest.importorskip({"pyg": "torch_geometric", "dgl": "dgl"}[library])
@@ -153,6 +156,9 @@ def test_equal_predictions(site, library, kind, norm, activation, residual):
         (2, {"model": "sage", "activation": "leaky", "residual_linear": True}),
         (2, {"model": "gat", "residual_linear": True, "norm": "layer"}),
         (2, {"model": "sage", "dropout": 0.4, "feature_dropout": 0.2}),
+        (2, {"model": "sage", "head": "linear", "residual": True, "norm": "batch"}),
+        (2, {"model": "gat", "head": "mlp", "heads": 4, "norm": "layer", "dropout": 0.1}),
+        (2, {"model": "gcn", "head": "mlp"}),
     ],
 )
 def test_own_options(site, library, layers, options):
