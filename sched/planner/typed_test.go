@@ -11,8 +11,11 @@ import (
 	"helios/cuda"
 	"helios/dataset"
 	"helios/dataset/build"
+	"helios/graph"
+	"helios/sched/plan"
 	"helios/sched/planner"
 	"helios/sched/prepare"
+	"helios/sched/report"
 	"helios/sched/tiers/static"
 )
 
@@ -64,6 +67,22 @@ func TestTypedCounts(t *testing.T) {
 		within(t, x.Name, x.EdgesByHop, planned.Relations[i].EdgesByHop)
 	}
 	require.Positive(t, planned.Seconds)
+	for _, o := range []planner.Options{of, o} {
+		for text, set := range map[string]func(*plan.Config){
+			"sampler labor reads whole lists": func(c *plan.Config) { c.Sampler = graph.Labor },
+			"relation-fanout together: a plan": func(c *plan.Config) {
+				c.RelationFanouts = prepare.Together
+			},
+		} {
+			set(&o.Config)
+			p, err := planner.New(known(o), report.Observer{})
+			require.NoError(t, err)
+			_, err = p.Plan(context.Background(), nil)
+			require.ErrorContains(t, err, text)
+			require.NoError(t, p.Close())
+			o.Config.Sampler, o.Config.RelationFanouts = "", ""
+		}
+	}
 }
 
 // within compares figures by hop.
