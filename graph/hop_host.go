@@ -90,8 +90,8 @@ type together struct {
 // Fanout.
 func (p *hopParams) own(v, d int64, out []uint32) (n int, err error) {
 	var first, all int64
-	for i, at := range cuda.View[cuda.DevicePtr](p.Into, p.IntoLen) {
-		indptr := cuda.View[int64](at, p.NumNodes+1)
+	for i, offsets := range cuda.View[cuda.DevicePtr](p.Into, p.IntoLen) {
+		indptr := cuda.View[int64](offsets, p.NumNodes+1)
 		if int64(i) == p.Own {
 			first = all
 		}
@@ -110,8 +110,8 @@ func (p *hopParams) own(v, d int64, out []uint32) (n int, err error) {
 	floyd(draws[:p.Fanout], uint64(all), p.Key, [4]uint32{uint32(v), uint32(uint64(v) >> 32),
 		p.Epoch, p.Hop << 24})
 	for _, c := range draws[:p.Fanout] {
-		if at := int64(c) - first; at >= 0 && at < d {
-			out[n] = uint32(at)
+		if place := int64(c) - first; place >= 0 && place < d {
+			out[n] = uint32(place)
 			n++
 		}
 	}
@@ -559,8 +559,8 @@ func (h *hopBlock) drawTogether(nodes []int64, s tile) error {
 		}
 		s.local[i] = sum
 		for j := range s.ids[sum : sum+uint32(n)] {
-			at := &s.ids[sum+uint32(j)]
-			if *at, err = h.id(first + int64(*at)); err != nil {
+			id := &s.ids[sum+uint32(j)]
+			if *id, err = h.id(first + int64(*id)); err != nil {
 				return err
 			}
 		}

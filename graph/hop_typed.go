@@ -11,12 +11,12 @@ import (
 	"helios/internal/philox"
 )
 
-// typedHopper samples a typed graph on the host device, by neighbours or LABOR, from lists in memory
-// or on storage. A hop is a launch for each relation: it draws for the nodes of the relation's
-// destination type that the frontier had when the hop began, from lists whose ids count within the
-// source type. New nodes join the one frontier of all types. Relations go in the order of their
-// source types, so a hop's new nodes of a type stand together (MiniBatch.TypeEnd). A graph of one
-// type and one relation has the samples of the same graph without types.
+// typedHopper samples a typed graph on the host device, by neighbours or LABOR, from lists in
+// memory or on storage. A hop is a launch for each relation: it draws for the nodes of the
+// relation's destination type that the frontier had when the hop began, from lists whose ids
+// count within the source type. New nodes join the one frontier of all types. Relations go in the
+// order of their source types, so a hop's new nodes of a type stand together (MiniBatch.TypeEnd).
+// A graph of one type and one relation has the samples of the same graph without types.
 type typedHopper struct {
 	storedHopper
 	typedFrontier
@@ -40,9 +40,8 @@ type drawnRelation struct {
 	topo    *DeviceTopology
 	base    int64 // number of the first source in the graph
 	sources int64
-	// into is where the relations into its destinations' type stand, and key the first's number.
-	into together
-	key  int
+	into    together // the relations into its destinations' type
+	key     int      // number of the first of them
 }
 
 // members are the nodes of one type in the frontier.

@@ -10,8 +10,9 @@ import (
 	"helios/internal/errs"
 )
 
-// typedDeviceHopper samples a typed graph as typedHopper does, with the kernels of a GPU: a launch for each relation that has destinations counts its edges, one draws them, and three
-// number the new nodes of all. Which edges stand before a relation's the GPU knows itself
+// typedDeviceHopper samples a typed graph as typedHopper does, with the kernels of a GPU: a launch
+// for each relation that has destinations counts its edges, one draws them, and three number the
+// new nodes of all. Which edges stand before a relation's the GPU knows itself
 // (sampleParams.Before), so the CPU waits for all relations at once. New nodes come by type, so a
 // search finds where the types end, and the next hop begins with a launch for each type that
 // numbers its nodes.

@@ -56,7 +56,8 @@ func laborModel(t *Topology, cfg SamplerConfig, epoch, batch int, seeds []int64)
 }
 
 // laborPicks are the places in a list of nodes that a destination takes, by the definition.
-func laborPicks(ids []int64, fanout int64, cfg SamplerConfig, epoch, batch, hop int) (list []int64) {
+func laborPicks(ids []int64, fanout int64, cfg SamplerConfig, epoch, batch,
+	hop int) (list []int64) {
 	word := func(key [2]uint32, ctr [4]uint32) [2]uint32 {
 		w := philox.Block(key, ctr)
 		return [2]uint32{w[0], w[1]}

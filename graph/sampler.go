@@ -353,7 +353,7 @@ func (c *SamplerConfig) checkTogether(m *Method) error {
 	case !c.Together:
 		return nil
 	case c.RelationFanouts != nil:
-		return errs.New(errs.Usage, "fanouts are of relations or over all of them; give one")
+		return errs.New(errs.Usage, "fanouts by relation and over all of them: give one")
 	case m.Name != Neighbor:
 		return errs.New(errs.Capability,
 			"sampler %s draws by the in-degree in each relation; fanouts over all relations are for %s",

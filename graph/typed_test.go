@@ -154,7 +154,8 @@ func referenceTyped(topo *Topology, cfg SamplerConfig, epoch int, seeds []int64)
 
 // togetherPicks are the places in the list of node v in relation r among those that a fanout draws
 // from the lists of all relations into its type.
-func togetherPicks(topo *Topology, r int, v, fanout int64, key [2]uint32, epoch, hop int) (list []int64) {
+func togetherPicks(topo *Topology, r int, v, fanout int64, key [2]uint32, epoch,
+	hop int) (list []int64) {
 	first, all, own := -1, int64(0), int64(0)
 	for i, rel := range topo.Schema.Relations {
 		if rel.Dst != topo.Schema.Relations[r].Dst {
@@ -512,8 +513,8 @@ func TestTypedOutOfCoreDamaged(t *testing.T) {
 	require.ErrorContains(t, err, "node id 500 at position 10 is outside 0..499")
 }
 
-// Mini-batches by 10,10 of a million nodes: 1,024 seeds without types and of the same graph beside a
-// type of one node; four types with seven relations, and about as many edges without types.
+// Mini-batches by 10,10 of a million nodes: 1,024 seeds without types, and of the same graph beside
+// a type of one node; four types with seven relations, and about as many edges without types.
 func BenchmarkTyped(b *testing.B) {
 	lists := func(dst, src, degree int64) *Topology {
 		t, err := Alloc(dst, dst*degree, false)
@@ -534,8 +535,8 @@ func BenchmarkTyped(b *testing.B) {
 		Relations: []Relation{{"edge", 0, 0}}}, []*Topology{plain})
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, beside.Close()) })
-	s := &Schema{Types: []NodeType{{"paper", 6 << 16, 8}, {"author", 8 << 16, 8}, {"field", 1 << 16, 8},
-		{"venue", 1 << 10, 8}}, Relations: []Relation{{"cites", 0, 0}, {"writes", 1, 0},
+	s := &Schema{Types: []NodeType{{"paper", 6 << 16, 8}, {"author", 8 << 16, 8},
+		{"field", 1 << 16, 8}, {"venue", 1 << 10, 8}}, Relations: []Relation{{"cites", 0, 0}, {"writes", 1, 0},
 		{"rev_writes", 0, 1}, {"about", 2, 0}, {"rev_about", 0, 2}, {"prints", 3, 0},
 		{"rev_prints", 0, 3}}}
 	var of []*Topology

@@ -259,8 +259,7 @@ func TestTypedRefused(t *testing.T) {
 	s, s1 := bind(t, d, 1, ""), bind(t, untyped, 1, "")
 	for text, set := range map[string]func(*plan.Config){
 		"use option model rsage, rgcn": func(c *plan.Config) { c.Model = "sage" },
-		"option sampler ladies does not draw from typed graphs: a layer's nodes come from one matrix": func(
-			c *plan.Config) {
+		"sampler ladies does not draw from typed graphs: a layer's nodes come": func(c *plan.Config) {
 			c.Sampler = graph.Ladies
 		},
 		"option mode hier does not train on typed graphs: its parts are of a graph without types": func(
