@@ -67,7 +67,8 @@ func newNetwork(cfg ModelConfig) (*network, error) {
 	}
 	n.act, n.norm, n.loss = act, norm, loss
 	n.fused = act.Name == DefaultActivation && norm == nil && !cfg.residual() &&
-		cfg.Schema == nil && cfg.Head != headMLP
+		(cfg.Schema == nil || cfg.fusesTypes() && !n.learnsInput()) &&
+		cfg.Head != headMLP
 	for l := range cfg.Layers + 1 {
 		n.dims = append(n.dims, cfg.width(l))
 	}
@@ -97,7 +98,7 @@ func (n *network) kernels(gpu bool) []string {
 	if n.cfg.Schema != nil {
 		names = append(names, "table_get", "table_put")
 	}
-	if n.fused {
+	if n.fused && n.cfg.Schema == nil {
 		return names
 	}
 	names = append(names, n.act.kernels()...)

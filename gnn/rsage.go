@@ -121,6 +121,21 @@ func (rsage) declare(n *network, l int, t *tensors) {
 	n.layers[l] = append(append(roots, weights...), biases...)
 }
 
+// fusesTypes reports whether a model of typed graphs can be fused. Each node has a list, so that its
+// gradient closes with the lists'; nothing closes at the input, and the mask of a dropout is of all
+// types' rows.
+func (c *ModelConfig) fusesTypes() bool {
+	if c.Model != (rsage{}).Name() || c.Dropout > 0 {
+		return false
+	}
+	for t := range c.Schema.Types {
+		if len(c.into(t)) == 0 {
+			return false
+		}
+	}
+	return true
+}
+
 func (m rsage) forward(s *step, l int, in cuda.DevicePtr) error {
 	if err := s.relationMeans(l, in); err != nil {
 		return err
@@ -136,7 +151,7 @@ func (m rsage) forward(s *step, l int, in cuda.DevicePtr) error {
 }
 
 // sums makes the sums of a run of type t in layer l: the first relation's product with the nodes'
-// own, then the other relations', each added to it.
+// own, then the other relations', each added to it. A fused model's ReLU follows the last.
 func (m rsage) sums(s *step, l, t int, in cuda.DevicePtr, run typeRun) error {
 	p, stride, out := m.params(s, l), s.dims[l], s.dims[l+1]
 	g := gemmParams{M: run.n, N: out, C: row(s.plan.ptr(s.plan.layers[l].h), run.row, out),
@@ -153,6 +168,10 @@ func (m rsage) sums(s *step, l, t int, in cuda.DevicePtr, run typeRun) error {
 		g.A2, g.B2, g.K2, g.LDA2, g.LDB2 = g.A, g.B, g.K, g.LDA, g.LDB
 		g.A, g.B, g.K = row(in, run.row, stride), s.ptr(p.root[t]), s.cfg.typeWidth(l, t)
 	}
+	flags, _ := s.activation(l)
+	if len(relations) == 0 {
+		g.Flags = flags
+	}
 	if err := s.gemm(opNN, &g); err != nil {
 		return err
 	}
@@ -161,7 +180,10 @@ func (m rsage) sums(s *step, l, t int, in cuda.DevicePtr, run typeRun) error {
 			return err
 		}
 	}
-	return nil
+	if flags == 0 || len(relations) == 0 {
+		return nil
+	}
+	return s.activate(s.act, actParams{X: g.C, Out: g.C, Rows: run.n, Cols: out}, false)
 }
 
 func (m rsage) backward(s *step, l int, h, dz cuda.DevicePtr) error {

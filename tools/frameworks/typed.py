@@ -8,8 +8,8 @@ ratio of ours to it, formed within each round. NeighborLoader draws with torch_s
 
 Rows are in memory, unless --rows-memory SIZE bounds them: by our CPU tier, and for the others by a control group around mapped
 files (group.py), with one more epoch that is not counted.
---ways typed,untyped is for the cost of types: an R-MAT graph by sage, and the same graph with a second type of one node by rsage,
-whose draws and sums are the same.
+--ways typed,untyped is for the cost of types: an R-MAT graph by sage, and the same graph beside a type of one node by rsage, whose
+draws and sums are the same.
 """
 import argparse, json, mmap, os, statistics, subprocess, sys, tempfile, time
 
@@ -195,6 +195,7 @@ def with_types():
     np.save(os.path.join(folder, "edges.npy"), np.stack([arrays["indices"].astype(np.int64), ends]))
     np.save(os.path.join(folder, "features.npy"), arrays["features"])
     np.save(os.path.join(folder, "other.npy"), arrays["features"][:1])
+    np.save(os.path.join(folder, "own.npy"), np.zeros((2, 1), np.int64))
     sets = []
     for n, name in (("train", "train_set"), ("val", "validation_set"), ("test", "test_set")):
         np.save(os.path.join(folder, n + ".npy"), arrays[n])
@@ -205,7 +206,9 @@ def with_types():
     with open(os.path.join(folder, "metadata.yaml"), "w") as f:
         f.write(f"""graph:
   nodes: [{{type: node, num: {a.nodes}}}, {{type: other, num: 1}}]
-  edges: [{{type: "node:edge:node", format: numpy, path: edges.npy}}]
+  edges:
+  - {{type: "node:edge:node", format: numpy, path: edges.npy}}
+  - {{type: "other:own:other", format: numpy, path: own.npy}}
 feature_data:
 - {{domain: node, type: node, name: feat, format: numpy, path: features.npy}}
 - {{domain: node, type: other, name: feat, format: numpy, path: other.npy}}
