@@ -283,14 +283,18 @@ func (t *tableImport) writeEnds(ctx context.Context, j *names.Join, nodeType str
 	}
 	rel, end := 0, 0
 	return j.Numbers(ctx, func(numbers []uint64) error {
-		var b [8]byte
 		for _, v := range numbers {
 			for outs[rel][end].left == 0 {
 				rel++
 			}
 			o := outs[rel][end]
-			binary.LittleEndian.PutUint64(b[:], v) // None is None in either width
-			if _, err := o.Write(b[:o.width]); err != nil {
+			b := o.AvailableBuffer()
+			if o.width == 4 {
+				b = binary.LittleEndian.AppendUint32(b, uint32(v)) // None is None in either width
+			} else {
+				b = binary.LittleEndian.AppendUint64(b, v)
+			}
+			if _, err := o.Write(b); err != nil {
 				return fmt.Errorf("writing the ends of edges: %w", err)
 			}
 			o.left--

@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"math/bits"
 	"os"
 	"slices"
 
@@ -17,6 +19,7 @@ import (
 	"helios/dataset/table"
 	"helios/internal/errs"
 	"helios/internal/hostcpu"
+	"helios/internal/work"
 )
 
 // Join numbers names of one type of nodes. Names are added in an order of which the result is a
@@ -37,10 +40,10 @@ type Join struct {
 	orderFile,
 	listFile *os.File
 	list  *bufio.Writer // different names in the order of their numbers
-	local *spool        // for each name of a part its place among the part's different ones
+	local *spool        // for each name of a part its place among the different ones, or its number
 	found *spool        // hash and number of each different name of a part, ascending
 	fresh []uint64      // of each part, different names
-	out   *os.File
+	spare work.Spare[*Dealt]
 }
 
 // Options say where and how names are numbered.
@@ -67,7 +70,7 @@ const (
 
 // New begins to number names.
 func New(o Options) (*Join, error) {
-	j := &Join{o: o, parts: fewParts, shift: 56, closed: !o.Table}
+	j := &Join{o: o, parts: fewParts, shift: 56, closed: !o.Table, spare: work.NewSpare[*Dealt](8)}
 	if o.Bytes > manyBytes {
 		j.parts, j.shift = manyParts, 54
 	}
@@ -116,6 +119,8 @@ type Dealt struct {
 	text  []byte // of all parts, one after the other
 	ends  []int  // of each part in text
 	list  []byte // in order; of the table alone
+	names [][]byte
+	room  []byte // for names that are numbers
 }
 
 // Len is the number of names.
@@ -124,64 +129,64 @@ func (d *Dealt) Len() int { return len(d.order) / 2 }
 // Deal deals the names of columns, alternately: of each row first that of the first column. It may
 // run on several goroutines.
 func (j *Join) Deal(b *table.Batch, columns ...*table.Column) (*Dealt, error) {
-	d := &Dealt{order: make([]byte, 0, 2*b.Rows*len(columns)), ends: make([]int, j.parts)}
-	list := make([]byte, 0, 1<<16)
-	var scratch []byte
-	sizes := make([]int, j.parts)
-	starts := make([]int, 0, b.Rows*len(columns)+1)
+	d := j.spare.Take()
+	if d == nil {
+		d = &Dealt{ends: make([]int, j.parts)}
+	}
+	d.order, d.list, d.names, d.room = d.order[:0], d.list[:0], d.names[:0], d.room[:0]
+	clear(d.ends)
 	for i := range b.Rows {
 		for _, c := range columns {
-			name, err := nameOf(c, i, scratch)
+			name, room, err := nameOf(c, i, d.room)
 			if err != nil {
 				return nil, b.Bad(i, c.Name, "%w", err)
 			}
-			scratch = name[:0]
-			if c.Kind == table.Text {
-				scratch = nil
-			}
+			d.room = room
 			p := hashOf(name) >> j.shift
-			starts = append(starts, len(list))
-			n := len(list)
-			list = binary.AppendUvarint(list, uint64(len(name)))
-			list = append(list, name...)
-			sizes[p] += len(list) - n
+			d.ends[p] += len(name) + uvarintSize(len(name))
+			d.names = append(d.names, name)
 			d.order = binary.LittleEndian.AppendUint16(d.order, uint16(p))
+			if !j.closed {
+				d.list = append(binary.AppendUvarint(d.list, uint64(len(name))), name...)
+			}
 		}
 	}
-	starts = append(starts, len(list))
 	sum := 0
-	for p, n := range sizes {
-		sizes[p] = sum
-		sum += n
+	for p, n := range d.ends { // starts, which become ends
 		d.ends[p] = sum
+		sum += n
 	}
-	d.text = make([]byte, len(list))
-	for i := range d.Len() {
+	d.text = slices.Grow(d.text[:0], sum)[:sum]
+	for i, name := range d.names {
 		p := binary.LittleEndian.Uint16(d.order[2*i:])
-		sizes[p] += copy(d.text[sizes[p]:], list[starts[i]:starts[i+1]])
+		at := d.ends[p]
+		at += binary.PutUvarint(d.text[at:], uint64(len(name)))
+		d.ends[p] = at + copy(d.text[at:], name)
 	}
-	if !j.closed {
-		d.list = list
-	}
+	clear(d.names) // they are the batch's
 	return d, nil
 }
+
+// uvarintSize is the number of bytes that a length of a name takes.
+func uvarintSize(n int) int { return (bits.Len(uint(n)|1) + 6) / 7 }
 
 // maxName bounds a name.
 const maxName = 64 << 10
 
-// nameOf is a cell as a name: text as it is, whole numbers in digits.
-func nameOf(c *table.Column, i int, room []byte) ([]byte, error) {
+// nameOf is a cell as a name: text as it is, whole numbers in digits, which are added to room.
+func nameOf(c *table.Column, i int, room []byte) (name, with []byte, err error) {
 	switch {
 	case c.IsMissing(i):
-		return nil, errors.New("the id is missing")
+		return nil, room, errors.New("the id is missing")
 	case c.Kind == table.Text:
 		name := c.Text(i)
 		if len(name) > maxName {
-			return nil, fmt.Errorf("an id of %d bytes; at most %d", len(name), maxName)
+			return nil, room, fmt.Errorf("an id of %d bytes; at most %d", len(name), maxName)
 		}
-		return name, nil
+		return name, room, nil
 	}
-	return table.AppendInt(room, c, i), nil
+	with = table.AppendInt(room, c, i)
+	return with[len(room):], with, nil
 }
 
 // CheckKind refuses a column whose cells are no names.
@@ -211,6 +216,7 @@ func (j *Join) Add(d *Dealt) error {
 		return err
 	}
 	if j.closed {
+		j.spare.Give(d)
 		return nil
 	}
 	var b [8]byte
@@ -221,6 +227,7 @@ func (j *Join) Add(d *Dealt) error {
 		}
 	}
 	_, err := j.list.Write(d.list)
+	j.spare.Give(d)
 	return err
 }
 
@@ -279,15 +286,13 @@ func (j *Join) Number(ctx context.Context) (err error) {
 	if first != nil {
 		return first
 	}
-	if j.o.open() {
-		if err := j.rank(seen); err != nil {
-			return err
-		}
+	if !j.o.open() {
+		return j.list.Flush()
 	}
-	if err := j.list.Flush(); err != nil {
+	if err := j.rank(seen); err != nil {
 		return err
 	}
-	return j.index(ctx)
+	return errors.Join(j.list.Flush(), j.index(ctx))
 }
 
 // part is a table of the names of one part.
@@ -295,22 +300,32 @@ type part struct {
 	j      *Join
 	p      int
 	seen   *spool
+	ranks  []uint64 // of a table, the numbers of its names, by their places
 	slots  []uint32 // 1 + place of a name
 	hashes []uint64
-	ends   []int // of the names in text
+	ends   []uint32 // of the names in text
 	text   []byte
 }
 
 // room is the memory that the table of a part may take.
-func (j *Join) room() int64 { return max(j.o.Memory/2, 16<<20) / int64(hostcpu.Count()) }
+func (j *Join) room() int64 {
+	return min(max(j.o.Memory/2, 16<<20)/int64(hostcpu.Count()), math.MaxUint32)
+}
 
-// join finds for each name of the part its place among the different ones.
+// join finds for each name of the part its place among the different ones, or with a table its
+// number.
 func (t *part) join() (twice *Twice, err error) {
 	j := t.j
 	t.slots, t.ends = make([]uint32, 1<<10), append(t.ends, 0)
+	open := j.o.open()
+	if !open {
+		if err := t.readRanks(); err != nil {
+			return nil, err
+		}
+	}
 	nodes := uint64(j.ranks.size(t.p)) / 8
 	r := j.texts.stream(t.p)
-	var out [binary.MaxVarintLen64]byte
+	var out []byte
 	for n := uint64(0); ; n++ {
 		name, err := r.name()
 		if errors.Is(err, io.EOF) {
@@ -319,47 +334,81 @@ func (t *part) join() (twice *Twice, err error) {
 		if err != nil {
 			return nil, err
 		}
-		h := hashOf(name)
-		open := j.o.open() || n < nodes
-		k, isNew := t.find(name, h, open)
-		if isNew && int64(len(t.text)+24*len(t.hashes)) > j.room() {
+		k, isNew := t.find(name, hashOf(name), open || n < nodes)
+		if isNew && int64(len(t.text)+32*len(t.hashes)) > j.room() {
 			return nil, j.tooMany()
 		}
-		if n < nodes {
-			if !isNew {
-				return t.twice(n, k)
+		switch {
+		case n < nodes && !isNew:
+			return t.twice(n, k)
+		case n < nodes: // its number is its place
+			continue
+		case !open && k == noPlace:
+			out = j.appendNumber(out, None)
+		case !open:
+			out = j.appendNumber(out, t.ranks[k])
+		default:
+			if isNew {
+				b := append(binary.AppendUvarint(out, uint64(len(name))), name...)
+				if err := t.seen.add(t.p, b); err != nil {
+					return nil, err
+				}
 			}
-			continue // its number is its place
+			out = binary.LittleEndian.AppendUint32(out, k)
 		}
-		if isNew && t.seen != nil {
-			b := append(binary.AppendUvarint(out[:0], uint64(len(name))), name...)
-			if err := t.seen.add(t.p, b); err != nil {
-				return nil, err
-			}
-		}
-		binary.LittleEndian.PutUint32(out[:], k)
-		if err := j.local.add(t.p, out[:4]); err != nil {
+		if err := j.local.add(t.p, out); err != nil {
 			return nil, err
 		}
+		out = out[:0]
 	}
 	j.fresh[t.p] = uint64(len(t.hashes))
-	if t.seen != nil {
-		if err := t.seen.finish(t.p); err != nil {
-			return nil, err
-		}
-	}
 	if err := j.local.finish(t.p); err != nil {
 		return nil, err
 	}
-	// The hashes, in the order of the places, for index.
-	var b []byte
-	for _, h := range t.hashes {
-		b = binary.LittleEndian.AppendUint64(b[:0], h)
-		if err := j.found.add(t.p, b); err != nil {
+	if !open {
+		t.text, t.ends, t.slots = nil, nil, nil
+		all := make([]hashed, len(t.hashes))
+		for i, h := range t.hashes {
+			all[i] = hashed{h, t.ranks[i]}
+		}
+		return nil, j.addFound(t.p, all)
+	}
+	if err := t.seen.finish(t.p); err != nil {
+		return nil, err
+	}
+	for _, h := range t.hashes { // in the order of the places, for index
+		out = binary.LittleEndian.AppendUint64(out[:0], h)
+		if err := j.found.add(t.p, out); err != nil {
 			return nil, err
 		}
 	}
 	return nil, j.found.finish(t.p)
+}
+
+// readRanks reads the numbers of the table's names of the part.
+func (t *part) readRanks() (err error) {
+	n := t.j.ranks.size(t.p) / 8
+	if 32*n > t.j.room() {
+		return t.j.tooMany()
+	}
+	t.ranks = make([]uint64, n)
+	r := t.j.ranks.stream(t.p)
+	for i := range t.ranks {
+		if t.ranks[i], err = r.number(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wide reports whether numbers take 8 bytes in local, and not 4.
+func (j *Join) wide() bool { return j.nodes >= math.MaxUint32 }
+
+func (j *Join) appendNumber(dst []byte, v uint64) []byte {
+	if j.wide() {
+		return binary.LittleEndian.AppendUint64(dst, v)
+	}
+	return binary.LittleEndian.AppendUint32(dst, uint32(v)) // of None the same bits
 }
 
 // noPlace is the place of a name that no node has.
@@ -382,7 +431,7 @@ func (t *part) find(name []byte, h uint64, open bool) (place uint32, isNew bool)
 	t.slots[i] = k + 1
 	t.hashes = append(t.hashes, h)
 	t.text = append(t.text, name...)
-	t.ends = append(t.ends, len(t.text))
+	t.ends = append(t.ends, uint32(len(t.text)))
 	if len(t.hashes)*2 > len(t.slots) {
 		t.slots = make([]uint32, 2*len(t.slots))
 		mask = uint64(len(t.slots) - 1)
@@ -508,17 +557,10 @@ func (j *Join) indexPart(p int, hashes, local *spool) error {
 			return err
 		}
 	}
-	slices.SortFunc(all, func(a, b hashed) int {
-		return cmp.Or(cmp.Compare(a.hash, b.hash), cmp.Compare(a.node, b.node))
-	})
-	var b []byte
-	for _, x := range all {
-		b = binary.LittleEndian.AppendUint64(b[:0], x.hash)
-		b = binary.LittleEndian.AppendUint64(b, x.node)
-		if err := j.found.add(p, b); err != nil {
-			return err
-		}
+	if err := j.addFound(p, all); err != nil {
+		return err
 	}
+	var b []byte
 	places := local.stream(p)
 	for range uint64(local.size(p)) / 4 {
 		k, err := places.short()
@@ -529,12 +571,31 @@ func (j *Join) indexPart(p int, hashes, local *spool) error {
 		if k != noPlace {
 			v = ranks[k]
 		}
-		b = binary.LittleEndian.AppendUint64(b[:0], v)
+		b = j.appendNumber(b[:0], v)
 		if err := j.local.add(p, b); err != nil {
 			return err
 		}
 	}
-	return errors.Join(j.found.finish(p), j.local.finish(p))
+	return j.local.finish(p)
+}
+
+// addFound adds the names of a part to the index.
+func (j *Join) addFound(p int, all []hashed) error {
+	slices.SortFunc(all, func(a, b hashed) int {
+		if a.hash != b.hash {
+			return cmp.Compare(a.hash, b.hash)
+		}
+		return cmp.Compare(a.node, b.node)
+	})
+	var b []byte
+	for _, x := range all {
+		b = binary.LittleEndian.AppendUint64(b[:0], x.hash)
+		b = binary.LittleEndian.AppendUint64(b, x.node)
+		if err := j.found.add(p, b); err != nil {
+			return err
+		}
+	}
+	return j.found.finish(p)
 }
 
 func (j *Join) tooMany() error {
@@ -566,7 +627,18 @@ func (j *Join) Numbers(ctx context.Context, fn func([]uint64) error) error {
 			return err
 		}
 		for i := range n {
-			if out[i], err = from[binary.LittleEndian.Uint16(raw[2*i:])].number(); err != nil {
+			r := from[binary.LittleEndian.Uint16(raw[2*i:])]
+			if j.wide() {
+				out[i], err = r.number()
+			} else {
+				var v uint32
+				if v, err = r.short(); v != math.MaxUint32 {
+					out[i] = uint64(v)
+				} else {
+					out[i] = None
+				}
+			}
+			if err != nil {
 				return err
 			}
 		}

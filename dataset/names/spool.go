@@ -23,9 +23,15 @@ func hashOf(name []byte) uint64 {
 		h = hi ^ lo + 0x9E3779B97F4A7C15
 		name = name[8:]
 	}
-	var tail [8]byte
-	copy(tail[:], name)
-	hi, lo := bits.Mul64(h^binary.LittleEndian.Uint64(tail[:]), 0xA0761D6478BD642F)
+	tail := uint64(0)
+	if cap(name) >= 8 {
+		tail = binary.LittleEndian.Uint64(name[:8]) & (1<<(8*len(name)) - 1)
+	} else {
+		for i, c := range name {
+			tail |= uint64(c) << (8 * i)
+		}
+	}
+	hi, lo := bits.Mul64(h^tail, 0xA0761D6478BD642F)
 	return philox.Mix(h ^ hi ^ lo)
 }
 
