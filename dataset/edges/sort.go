@@ -13,6 +13,7 @@ import (
 	"math"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 
@@ -152,6 +153,7 @@ type Sorter struct {
 // New takes its memory at once: what memory leaves beside everything else.
 func New(s Store, memory int64, rules Rules) (*Sorter, error) {
 	workers := hostcpu.Count()
+	debug.FreeOSMemory() // or else the heap of steps before is there beside the arena
 	var heap runtime.MemStats
 	runtime.ReadMemStats(&heap)
 	off := int64(0)

@@ -7,6 +7,7 @@ package importer
 import (
 	"context"
 	"errors"
+	"runtime"
 	"runtime/debug"
 
 	"helios/dataset"
@@ -85,6 +86,8 @@ func run(r request, fn func(*importer) error) (err error) {
 	}
 	old := debug.SetGCPercent(gcPercent)
 	defer debug.SetGCPercent(old)
+	ballast := make([]byte, min(gcBallast, edges.Budget(r.Memory)/8))
+	defer runtime.KeepAlive(ballast)
 	var s *build.Staging
 	var input string
 	o := r.Options
@@ -173,6 +176,10 @@ func (im *importer) write(ctx context.Context, p parts) error {
 
 // gcPercent keeps Go's heap, on which labels are, near what is in use.
 const gcPercent = 25
+
+// gcBallast is never written, and so takes no memory: it counts as in use, so that a small heap is
+// not collected each megabyte.
+const gcBallast = 32 << 20
 
 // KeptError reports an interruption after which the import can be resumed.
 type KeptError struct {
