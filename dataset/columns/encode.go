@@ -113,8 +113,9 @@ func (e *Encoder) Encode(b *table.Batch, from, to int, dst []float32) error {
 	clear(dst[:(to-from)*e.width])
 	for ; from < to; from += tileRows {
 		end := min(from+tileRows, to)
-		if err := first(b, len(e.cols), func(i int) *Spec { return &e.cols[i].Spec },
-			func(i int) *fault { return e.cols[i].encode(b, from, end, dst, e.width, i) }); err != nil {
+		err := first(b, len(e.cols), func(i int) *Spec { return &e.cols[i].Spec },
+			func(i int) *fault { return e.cols[i].encode(b, from, end, dst, e.width, i) })
+		if err != nil {
 			return err
 		}
 		dst = dst[(end-from)*e.width:]

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"maps"
 	"math"
+	"runtime"
 	"slices"
 	"strconv"
+
+	"golang.org/x/sync/errgroup"
 
 	"helios/dataset/table"
 	"helios/internal/errs"
@@ -41,7 +44,8 @@ type fitting struct {
 
 // NewFitter returns a Fitter of columns; categories take no more than so many bytes.
 func NewFitter(specs []Spec, memory int64) (*Fitter, error) {
-	f := &Fitter{memory: memory / int64(max(len(specs), 1)), room: work.NewSpare[*Cells](spareCells)}
+	f := &Fitter{memory: memory / int64(max(len(specs), 1)),
+		room: work.NewSpare[*Cells](spareCells)}
 	for _, s := range specs {
 		if err := s.Check(); err != nil {
 			return nil, err
@@ -96,17 +100,23 @@ func (f *Fitter) Read(b *table.Batch) *Cells {
 // Add learns from the rows of a batch that use names, nil: from all. Others are checked. A batch
 // without a column teaches nothing of it, which is for Fixed ones.
 func (f *Fitter) Add(x *Cells, use []bool) error {
-	err := first(x.b, len(f.cols), func(i int) *Spec { return &f.cols[i].Spec }, func(i int) *fault {
-		switch c := f.cols[i]; {
+	var g errgroup.Group
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for i, c := range f.cols {
+		switch {
 		case x.faults[i] != nil || c.known:
-			return x.faults[i]
 		case x.of[i] != nil:
 			c.learn(x.of[i], use)
-			return nil
 		default:
-			return c.add(x.b, use, f.memory, i)
+			g.Go(func() error {
+				x.faults[i] = c.add(x.b, use, f.memory, i)
+				return nil
+			})
 		}
-	})
+	}
+	_ = g.Wait()
+	err := first(x.b, len(f.cols), func(i int) *Spec { return &f.cols[i].Spec },
+		func(i int) *fault { return x.faults[i] })
 	f.room.Give(x)
 	return err
 }

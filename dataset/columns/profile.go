@@ -150,8 +150,8 @@ func (p *Profile) Merge(next *Profile) {
 // add looks at a column, and gives its numbers where it holds nothing else and cells is not nil.
 func (p *Profile) add(s *Spec, b *table.Batch, c *table.Column, cells []float64) (numbers bool,
 	f *fault) {
-	if numbers = cells != nil && s.oneNumber(c); numbers && c.Kind != table.Text && c.Kind != table.Bool &&
-		s.numbersOf(cells, c, 0) == nil {
+	numbers = cells != nil && s.oneNumber(c)
+	if numbers && c.Kind != table.Text && c.Kind != table.Bool && s.numbersOf(cells, c, 0) == nil {
 		p.addNumbers(b, c.Kind, cells)
 		return true, nil
 	}

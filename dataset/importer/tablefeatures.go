@@ -101,7 +101,7 @@ func (im *importer) learnColumns(ctx context.Context, t *NodeTable, src *tables.
 	return f.Learned()
 }
 
-// eachUse reads a table as tables.Each does, and gives take which of the rows are in train; nil: all.
+// eachUse reads a table as tables.Each does, and gives take which rows are in train; nil: all.
 func eachUse[T any](ctx context.Context, src *tables.Source, train []bool,
 	parse func(*tables.Batch) (T, error), take func(T, []bool) error) error {
 	type part struct {

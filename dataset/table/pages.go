@@ -523,7 +523,7 @@ func (p *pages) fill(c *Column, rows int) error {
 	return nil
 }
 
-// ready makes room for cells, in the memory of a column that is not needed any more, if there is one.
+// ready makes room for cells, in the memory of a column that nobody needs any more.
 func (c *Column) ready(k Kind, rows int) {
 	c.Kind, c.Missing, c.Data = k, nil, c.Data[:0]
 	switch k {

@@ -136,17 +136,8 @@ func (r *textRows) row() (n int, err error) {
 	for {
 		from, to := pos, 0
 		if pos < len(text) && text[pos] == '"' {
-			c, rest, err := unquote(text[pos:])
-			if err != nil {
+			if from, to, pos, err = r.quoted(pos); err != nil {
 				return 0, err
-			}
-			from, to, pos = pos+1, pos+1+len(c), len(text)-len(rest)
-			r.lines += int64(bytes.Count(c, []byte{'\n'}))
-			if len(rest) > 1 && rest[0] == '\r' && rest[1] == '\n' || len(rest) == 1 && rest[0] == '\r' {
-				pos++
-			}
-			if pos < len(text) && text[pos] != sep && text[pos] != '\n' {
-				return 0, errAfter
 			}
 			if next := pos + 1; next >= at {
 				at, marks = next, 0
@@ -180,6 +171,23 @@ func (r *textRows) row() (n int, err error) {
 			return n, nil
 		}
 	}
+}
+
+// quoted reads the quoted cell at a place; end is that of what ends it.
+func (r *textRows) quoted(at int) (from, to, end int, err error) {
+	c, rest, err := unquote(r.text[at:])
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	r.lines += int64(bytes.Count(c, []byte{'\n'}))
+	end = len(r.text) - len(rest)
+	if len(rest) > 0 && rest[0] == '\r' && (len(rest) == 1 || rest[1] == '\n') {
+		end++
+	}
+	if end < len(r.text) && r.text[end] != r.f.sep && r.text[end] != '\n' {
+		return 0, 0, 0, errAfter
+	}
+	return at + 1, at + 1 + len(c), end, nil
 }
 
 const (

@@ -3,10 +3,10 @@
     python3 -m venv DIR && DIR/bin/pip install pyarrow==26.0.1 pandas==3.1.1 scipy==1.17.1 && make build
     DIR/bin/python tools/frameworks/tables.py --heliosctl bin/heliosctl --nodes 500000 --edges 2500000 --work WORK
 
-In turns, each in a process of its own, on warm files: `read` reads both tables and factorizes the ids; `write` standardises the
-columns, too, and writes rows as float32, the in-neighbour lists and the names, as ours does. Ours checks, besides, that ids are there
-once, seals its files with checksums and indexes the names. Printed: seconds, processor seconds and peak MiB, median (least-most), and
-the ratio of ours to each, formed within each round.
+In turns, each in a process of its own, on files as the one before has left them: `read` reads both tables and factorizes the ids;
+`write` standardises the columns, too, and writes rows as float32, the in-neighbour lists and the names, as ours does. Ours checks,
+besides, that ids are there once, seals its files with checksums and indexes the names. Printed: seconds, processor seconds and peak
+MiB, median (least-most), and the ratio of ours to each, formed within each round.
 """
 import argparse, os, shutil, statistics, subprocess, sys, time
 
@@ -116,11 +116,13 @@ def show(values, form="%.2f"):
 
 if a.one:
     way, form = a.one.split(",")
-    baseline(form, way == "write")
+    make() if way == "make" else baseline(form, way == "write")
     sys.exit()
 os.makedirs(a.work, exist_ok=True)
 if not all(os.path.exists(path(t, f)) for t in ("nodes", "edges") for f in a.formats.split(",")):
-    make()
+    run("make", "all")  # in a process of its own: a child's peak counts what its parent had
+if not a.rounds:
+    sys.exit()
 for form in a.formats.split(","):
     got = {way: [] for way in a.ways.split(",")}
     for _ in range(a.rounds):
