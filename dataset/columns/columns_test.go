@@ -220,6 +220,73 @@ func TestLearnedByAnyBatches(t *testing.T) {
 	}
 }
 
+// TestProfilerLearnsAsFitter compares statistics that a Profiler has learned with a Fitter's.
+func TestProfilerLearnsAsFitter(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	forms := []string{"%.3f", "%.17g", " %.2f", "%.0f", "%e", "NA", "", "x", "1e99"}
+	known := 0
+	for range 300 {
+		names := []string{"a", "b", "c", "d"}
+		kinds := make([][]string, len(names))
+		for k := range kinds {
+			kinds[k] = forms[:2+rng.IntN(len(forms)-1)]
+		}
+		var na []string
+		if rng.IntN(2) == 0 {
+			na = []string{"NA"}
+		}
+		all := rng.IntN(2) == 0
+		var batches []*table.Batch
+		var use []bool
+		for range 1 + rng.IntN(4) {
+			n := 1 + rng.IntN(150)
+			b := batch(n)
+			b.First = int64(len(use))
+			for k, name := range names[:3] {
+				var cells []string
+				for range n {
+					text := kinds[k][rng.IntN(len(kinds[k]))]
+					if strings.Contains(text, "%") {
+						text = fmt.Sprintf(text, rng.NormFloat64()*100)
+					}
+					cells = append(cells, text)
+				}
+				b.Columns = append(b.Columns, texts(name, cells...))
+			}
+			d := table.Column{Name: "d", Kind: table.Float, Missing: make([]bool, n)}
+			for i := range n {
+				d.Floats = append(d.Floats, rng.NormFloat64())
+				d.Missing[i] = rng.IntN(5) == 0
+				use = append(use, rng.IntN(2) == 0)
+			}
+			b.Columns = append(b.Columns, d)
+			batches = append(batches, b)
+		}
+		p := NewProfiler(names, na, all)
+		for _, b := range batches {
+			x, err := p.Read(b)
+			require.NoError(t, err)
+			p.Add(x, use[b.First:])
+		}
+		for _, name := range names {
+			spec := []Spec{{Column: name, Transform: MinMax, Missing: Zero, NA: na, All: all}}
+			f, err := NewFitter(spec, 1<<20)
+			require.NoError(t, err)
+			needs := f.Know(p, func(string) bool { return false })
+			want, wantErr := learn(spec, use, batches...)
+			if needs != nil {
+				require.Error(t, wantErr, name)
+				continue
+			}
+			known++
+			got, err := f.Learned()
+			require.Equal(t, wantErr, err)
+			require.Equal(t, want, got)
+		}
+	}
+	require.Greater(t, known, 400)
+}
+
 func TestCategoriesAreBounded(t *testing.T) {
 	var cells []string
 	for i := range 200 {
