@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/google/uuid"
@@ -12,6 +13,7 @@ import (
 
 	"helios/dataset"
 	"helios/dataset/stripe"
+	"helios/gpuio"
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
 )
@@ -21,8 +23,9 @@ func unloadCommand() *cli.Command {
 		Name:      "unload",
 		Usage:     "forget a dataset on the bound SSDs, so that its room there is free",
 		ArgsUsage: "DATASET",
-		Description: "DATASET is its folder, or its name or UUID as ssds lists them. Its rows, checksums and pages on the SSDs are\n" +
-			"forgotten; the folder and the SSDs' other datasets stay. It is refused while somebody reads it.",
+		Description: "DATASET is its folder, or its name or UUID as ssds lists them, or SERIAL:SLOT where its superblocks\n" +
+			"on an SSD are lost. Its rows, checksums and pages on the SSDs are forgotten; the\n" +
+			"folder and the SSDs' other datasets stay. It is refused while somebody reads it.",
 	}, 1, hcli.Of[unloadArgs](), runUnload)
 }
 
@@ -31,7 +34,7 @@ type unloadArgs struct{ ssdArgs }
 
 // unloaded is the result of "unload --json".
 type unloaded struct {
-	UUID string   `json:"uuid"`
+	UUID string   `json:"uuid,omitempty"`
 	SSDs []string `json:"ssds"`
 }
 
@@ -46,6 +49,13 @@ func runUnload(ctx context.Context, e *env, a *unloadArgs) (err error) {
 		return whenStopped(err, "nothing was unloaded: run it again")
 	}
 	defer closing(&err, set.Close)
+	if serial, slot, ok := lostSlot(set, what); ok {
+		if err := stripe.UnloadSlot(ctx, set.SSDs, serial, slot); err != nil {
+			return err
+		}
+		e.ui.Printf("slot %d of %s is free", slot, serial)
+		return e.ui.Event("result", unloaded{SSDs: []string{serial}})
+	}
 	id, err := datasetNamed(ctx, set, what)
 	if err != nil {
 		return err
@@ -56,6 +66,15 @@ func runUnload(ctx context.Context, e *env, a *unloadArgs) (err error) {
 	}
 	e.ui.Printf("%s is unloaded from %s", what, strings.Join(from, ", "))
 	return e.ui.Event("result", unloaded{id.String(), from})
+}
+
+// lostSlot reads SERIAL:SLOT of a bound SSD.
+func lostSlot(set *ssdSet, what string) (serial string, slot int, ok bool) {
+	serial, number, _ := strings.Cut(what, ":")
+	slot, err := strconv.Atoi(number)
+	return serial, slot, err == nil && slices.ContainsFunc(set.SSDs, func(s *gpuio.SSD) bool {
+		return strings.TrimSpace(s.Ctrl.Serial()) == serial
+	})
 }
 
 // datasetNamed finds a dataset on SSDs by its folder, its name or its UUID.

@@ -409,7 +409,7 @@ type loader struct {
 
 	mu    sync.Mutex
 	marks int
-	kept  int64 // bytes of chunks that were there and stay
+	kept  int64           // bytes of chunks that were there and stay
 	cost  []time.Duration // of the marks of each SSD
 	last  []time.Duration // what the last mark of each SSD has taken
 }

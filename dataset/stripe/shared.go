@@ -248,12 +248,17 @@ func (t *target) listed(ctx context.Context, tables bool) (out []Content, free i
 	for i := range all {
 		h := &all[i]
 		if h.err != nil && h.t.slot > 0 {
-			damaged = append(damaged, fmt.Sprintf("the dataset in slot %d: %v", h.t.slot, h.err))
+			damaged = append(damaged, fmt.Sprintf("the dataset in slot %d: %v: \"heliosctl unload %s:%d\" frees its room",
+				h.t.slot, h.err, t.forceName(), h.t.slot))
 			continue
 		}
 		if h.err != nil {
+			how := errs.Text("")
+			if !errors.Is(h.err, ErrNoSuperblock) { // what it holds is not known
+				how = errs.Textf(" {force} %s", t.forceName())
+			}
 			return nil, 0, errs.New(errs.Device,
-				"ssd %s: %w; load a dataset onto it with \"heliosctl load\"", t.name, h.err)
+				"ssd %s: %w; load a dataset onto it with \"heliosctl load%s\"", t.name, h.err, how)
 		}
 		if !h.there() {
 			continue
@@ -321,31 +326,71 @@ func Unload(ctx context.Context, ssds []*gpuio.SSD, dataset uuid.UUID) (from []s
 	return from, err
 }
 
+// UnloadSlot forgets a dataset whose superblocks are lost: an SSD's, by its serial number, and the
+// slot, as Contents names it. It is refused while another process uses the SSD.
+func UnloadSlot(ctx context.Context, ssds []*gpuio.SSD, serial string, slot int) error {
+	return withTargets(ctx, ssds, func(ts []*target) error {
+		i := slices.IndexFunc(ts, func(t *target) bool { return t.forceName() == serial })
+		if i < 0 || slot < 1 || slot >= maxDatasets {
+			return errs.New(errs.Usage, "no bound SSD %s has a slot %d", serial, slot)
+		}
+		t := ts[i].inSlot(slot)
+		lease, err := holdToWrite(ctx, []*target{t}, uuid.Nil, nil)
+		if err != nil {
+			return err
+		}
+		return errors.Join(t.unloadLost(ctx), lease.Close())
+	})
+}
+
+func (t *target) unloadLost(ctx context.Context) error {
+	all, err := t.contents(ctx)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(all, func(h held) bool { return h.t.slot == t.slot })
+	if i < 0 || all[i].err == nil {
+		return errs.New(errs.Usage, "ssd %s: the superblocks of slot %d are not lost; \"heliosctl ssds\" lists what is there",
+			t.name, t.slot)
+	}
+	for copy := range 2 {
+		if err := t.dev.WriteAt(ctx, t.copyLBA(copy), make([]byte, superblockBytes)); err != nil {
+			return err
+		}
+		if err := t.dev.Flush(ctx); err != nil {
+			return err
+		}
+	}
+	return t.lessShared(ctx, all)
+}
+
+// lessShared clears the flag of more superblocks where no slot beside the target's has one.
+func (t *target) lessShared(ctx context.Context, all []held) error {
+	for i := range all {
+		h := &all[i]
+		if h.t.slot != t.slot && h.t.slot > 0 && (h.there() || h.err != nil) {
+			return nil
+		}
+	}
+	return t.putShared(ctx, false)
+}
+
 // unload frees the target's slot, where it holds that dataset still.
 func (t *target) unload(ctx context.Context, dataset uuid.UUID) error {
 	all, err := t.contents(ctx)
 	if err != nil {
 		return err
 	}
-	more := false
-	for i := range all {
-		h := &all[i]
-		if h.t.slot != t.slot {
-			more = more || h.t.slot > 0 && (h.there() || h.err != nil)
-			continue
-		}
-		if h.err != nil || h.sb.UUID != dataset {
-			return nil // somebody was faster
-		}
-		h.sb.State, h.sb.Mark, h.sb.Pages = StateFree, Mark{}, PageList{}
-		if err := t.putSuperblocks(ctx, &h.sb); err != nil {
-			return err
-		}
+	i := slices.IndexFunc(all, func(h held) bool { return h.t.slot == t.slot })
+	if i < 0 || all[i].err != nil || all[i].sb.UUID != dataset {
+		return nil // somebody was faster
 	}
-	if more {
-		return nil
+	sb := &all[i].sb
+	sb.State, sb.Mark, sb.Pages = StateFree, Mark{}, PageList{}
+	if err := t.putSuperblocks(ctx, sb); err != nil {
+		return err
 	}
-	return t.putShared(ctx, false)
+	return t.lessShared(ctx, all)
 }
 
 // Bytes counts what the stripe takes of its SSD: rows, checksums and pages.
