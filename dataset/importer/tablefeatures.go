@@ -275,8 +275,8 @@ func (im *importer) writeLearned(learned []columns.Learned) error {
 	return f.Finish()
 }
 
-// likeColumns reads the columns of a type of nodes of a dataset, which messages call what; nil: it has
-// no rows.
+// likeColumns reads the columns of a type of nodes of a dataset, which messages call what; nil: it
+// has no rows.
 func likeColumns(d *dataset.Dataset, what, nodeType string) (learned []columns.Learned, err error) {
 	g := d.Meta.Graph()
 	i := 0

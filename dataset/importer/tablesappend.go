@@ -16,10 +16,10 @@ import (
 	"helios/internal/errs"
 )
 
-// An import that appends makes a new folder of the dataset's files and, behind them, of what the
-// tables add. It takes the place of the old one in one step at the end. Old nodes keep numbers, rows
-// and splits, so "load" writes the rows of new nodes only. The result is that of one import of the
-// old tables and the new ones, with the old statistics and classes.
+// An import that appends makes a new folder of the dataset's files and, behind them, of the rows of
+// tables. It takes the place of the old one in one step at the end. Old nodes keep numbers, rows and
+// splits, so "load" writes the rows of new nodes only. The result is that of one import of the old
+// tables and the new ones, with the old statistics and classes.
 
 // openBase opens the dataset that is added to.
 func (t *tableImport) openBase() (err error) {
@@ -73,7 +73,8 @@ func (d *TablesDescription) complete(base *dataset.Dataset) error {
 	var nodes []NodeTable
 	for _, x := range g.NodeTypes {
 		n := NodeTable{NodeType: x.Name}
-		if i := slices.IndexFunc(d.Nodes, func(n NodeTable) bool { return n.NodeType == x.Name }); i >= 0 {
+		its := func(n NodeTable) bool { return n.NodeType == x.Name }
+		if i := slices.IndexFunc(d.Nodes, its); i >= 0 {
 			n = d.Nodes[i]
 			d.Nodes = slices.Delete(d.Nodes, i, i+1)
 		}
@@ -120,8 +121,8 @@ func (t *tableImport) baseNodes(i int) int64 {
 	return t.base.Meta.Graph().NodeTypes[i].Nodes
 }
 
-// openType reports whether nodes of a type may come from edges alone: those that have no rows and no
-// labels.
+// openType reports whether nodes of a type may come from edges alone: those that have neither rows
+// nor labels.
 func (t *tableImport) openType(i int) bool {
 	if t.nodes[i] != nil || t.base == nil {
 		return t.nodes[i] == nil

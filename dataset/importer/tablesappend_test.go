@@ -37,11 +37,21 @@ func appendYAML(part string) string {
 - node_type: user
   files: u%s.csv
   node_id_col: id
-  features: [{feature_col: age, transform: standard, missing: mean}, {feature_col: city, transform: one-hot, unknown: zero}]
+  features:
+  - {feature_col: age, transform: standard, missing: mean}
+  - {feature_col: city, transform: one-hot, unknown: zero}
   labels: [{label_col: group, task_type: classification, split_col: part}]
-- {node_type: shop, files: s%s.csv, node_id_col: shop, features: [{feature_col: size, transform: none}]}
+- node_type: shop
+  files: s%s.csv
+  node_id_col: shop
+  features: [{feature_col: size, transform: none}]
 edges:
-- {relation: [user, buys, shop], files: buys%s.csv, source_id_col: u, dest_id_col: s, reverse: rev_buys, dedup: true}
+- relation: [user, buys, shop]
+  files: buys%s.csv
+  source_id_col: u
+  dest_id_col: s
+  reverse: rev_buys
+  dedup: true
 - {relation: [tag, near, tag], files: n%s.csv, source_id_col: u, dest_id_col: v}
 `
 	return strings.ReplaceAll(text, "%s", part)
@@ -168,7 +178,7 @@ func TestAppend(t *testing.T) {
 	}
 }
 
-// What would change rows, classes or files that are there is refused, and the dataset stays.
+// An import that would change rows, classes or files that are there is refused.
 func TestAppendRefuses(t *testing.T) {
 	o := tableFiles(t, word, 50, 90)
 	require.NoError(t, importTables(o))

@@ -389,7 +389,8 @@ func (t *tableImport) labelsOf(ctx context.Context, i int, typed bool) (err erro
 	}
 	if len(n.Labels) > 0 {
 		t.file = t.nodes[i].Files[0]
-		if t.labels, err = t.readTask(ctx, n, t.nodes[i], t.m.Nodes-t.baseNodes(i), classes); err != nil {
+		rows := t.m.Nodes - t.baseNodes(i)
+		if t.labels, err = t.readTask(ctx, n, t.nodes[i], rows, classes); err != nil {
 			return err
 		}
 	}

@@ -19,8 +19,8 @@ import (
 func TestLoadOfMoreRows(t *testing.T) {
 	hashed := func(nodes int64) *dataset.Dataset {
 		out := filepath.Join(t.TempDir(), "g")
-		require.NoError(t, build.Generate(bg, build.GenerateOptions{Nodes: nodes, Dim: 100, Classes: 3,
-			AvgDegree: 3, Seed: 1, FeatureFn: "hash:7", Out: out}))
+		require.NoError(t, build.Generate(bg, build.GenerateOptions{Nodes: nodes, Dim: 100,
+			Classes: 3, AvgDegree: 3, Seed: 1, FeatureFn: "hash:7", Out: out}))
 		return datasettest.Open(t, out)
 	}
 	// More than a chunk an SSD; the last one grows.

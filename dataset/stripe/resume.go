@@ -263,8 +263,8 @@ func (w *loader) resumable(found []room) (old []oldStripe, id uuid.UUID, why str
 }
 
 // asItWas returns the stripes of the dataset as it was before imports added to it, where they begin
-// where this load's do. Its rows come first on each SSD, so most chunks stay what they are, and the
-// checksums of chunks tell which. Nil: one of the SSDs has none, or its checksums are damaged.
+// where this load's do. Its rows come first on each SSD, so most chunks stay the same, as their
+// checksums show. Nil: one of the SSDs has none, or its checksums are damaged.
 func (w *loader) asItWas(ctx context.Context, found []room) []oldStripe {
 	old := make([]oldStripe, len(found))
 	for i := range found {
