@@ -114,8 +114,8 @@ type Addition struct {
 	Input string `yaml:"input"` // fingerprint of what was added
 }
 
-// WasOnce reports whether an import has added to the dataset with a UUID, which this one begins with:
-// its nodes have kept numbers, rows and splits.
+// WasOnce reports whether an import has added to the dataset with a UUID, whose nodes have kept
+// numbers, rows and splits.
 func (s *Source) WasOnce(uuid string) bool {
 	return slices.ContainsFunc(s.Appended, func(a Addition) bool { return a.UUID == uuid })
 }
@@ -168,7 +168,7 @@ func openDir(dir string, toSeal bool) (*Dataset, error) {
 	if err != nil {
 		return nil, errs.With(errs.Usage, err)
 	}
-	d := &Dataset{folder: folder{dir: dir}}
+	d := &Dataset{folder: folder{dir: dir, was: st}}
 	d.meta = &d.Meta
 	if err := d.openSeal(text); err != nil {
 		return nil, err
@@ -244,7 +244,7 @@ func (d *Dataset) UUID() uuid.UUID { return d.id }
 // the edges are worth. Nodes, features and the SSDs they are on stay the same. It is
 // independent of d and closed by itself.
 func (d *Dataset) WithoutEdges() *Dataset {
-	n := &Dataset{Meta: d.Meta, folder: folder{dir: d.dir, id: d.id, seal: d.seal}, noEdges: true}
+	n := &Dataset{Meta: d.Meta, folder: folder{dir: d.dir, was: d.was, id: d.id, seal: d.seal}, noEdges: true}
 	n.meta, n.Meta.Edges = &n.Meta, 0
 	n.Meta.Relations = slices.Clone(d.Meta.Relations)
 	for i := range n.Meta.Relations {

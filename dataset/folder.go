@@ -19,6 +19,7 @@ import (
 // folder is the directory of a dataset, and the seal that its files are held against.
 type folder struct {
 	dir     string // as given to Open
+	was     fs.FileInfo
 	meta    *Meta
 	id      uuid.UUID
 	seal    *seal.Manifest // nil: the dataset is not sealed
@@ -26,6 +27,16 @@ type folder struct {
 }
 
 func (d *folder) path(name string) string { return filepath.Join(d.dir, name) }
+
+// same refuses a folder that another has taken the place of since Open.
+func (d *folder) same() error {
+	if now, err := os.Stat(d.dir); err == nil && d.was != nil && !os.SameFile(now, d.was) {
+		return errs.New(errs.Refused,
+			"dataset %s was replaced while it was in use, as an import that adds to it does; run it again",
+			d.dir)
+	}
+	return nil
+}
 
 func (d *folder) sealed() bool { return d.seal != nil }
 
@@ -79,6 +90,9 @@ func (d *folder) checkArray(w array) error {
 // readArray reads the whole payload of an array of this directory into dst and checks it, as
 // seal.Reader.ReadAll does.
 func (d *folder) readArray(name string, dst []byte, see func(offset int64, b []byte) error) error {
+	if err := d.same(); err != nil {
+		return err
+	}
 	path := d.path(name)
 	a, err := npy.Open(path)
 	if err != nil {
@@ -167,6 +181,9 @@ func (d *folder) described() (map[string][]byte, map[string]int64) {
 }
 
 func (d *folder) reader(name string) (*seal.Reader, error) {
+	if err := d.same(); err != nil {
+		return nil, err
+	}
 	return seal.NewReader(d.seal, d.dir, name, &d.checked)
 }
 

@@ -67,7 +67,7 @@ func open(ctx context.Context, cfg plan.Config, in prepare.Inputs, path string,
 			"checkpoint %s is for %d features and %d %s, dataset %s has %d and %d; give the dataset it was trained on",
 			file, fp.InDim, fp.Classes, fp.target().Plural(), m.Name, m.Dim, m.Classes)
 	}
-	if err := otherDataset(file, st, m.UUID, m.Name); err != nil && !m.Source.WasOnce(fp.Dataset) {
+	if err := otherDataset(file, st, &m); err != nil {
 		if !cfg.OtherDataset {
 			return nil, err
 		}

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"helios/dataset"
 	"helios/internal/errs"
 	"helios/sched/checkpoint"
 	"helios/sched/report"
@@ -122,11 +123,13 @@ func (e *OtherDataset) Error() string {
 		e.Path, was, e.Name, e.Now)
 }
 
-// otherDataset is an error unless a checkpoint is of this dataset.
-func otherDataset(path string, st state, now, name string) error {
-	if st.Print.Dataset == now && now != "" {
+// otherDataset is an error unless a checkpoint is of this dataset, as it is or was before imports
+// added to it.
+func otherDataset(path string, st state, m *dataset.Meta) error {
+	was := st.Print.Dataset
+	if was == m.UUID && was != "" || m.Source.WasOnce(was) {
 		return nil
 	}
-	return errs.With(errs.Refused, &OtherDataset{Path: path, Was: st.Print.Dataset, Now: now,
-		WasName: st.Name, Name: name})
+	return errs.With(errs.Refused, &OtherDataset{Path: path, Was: was, Now: m.UUID,
+		WasName: st.Name, Name: m.Name})
 }

@@ -17,8 +17,8 @@ import (
 )
 
 // An import that appends makes a new folder of the dataset's files and, behind them, of the rows of
-// tables. It takes the place of the old one in one step at the end. Old nodes keep numbers, rows and
-// splits, so "load" writes the rows of new nodes only. The result is that of one import of the old
+// tables. It takes the place of the old one in one step at the end. Old nodes keep numbers, rows
+// and splits, so "load" writes the rows of new nodes only. The result is that of one import of the old
 // tables and the new ones, with the old statistics and classes.
 
 // openBase opens the dataset that is added to.

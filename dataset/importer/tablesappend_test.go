@@ -140,6 +140,7 @@ func TestAppend(t *testing.T) {
 				}
 			}
 			require.NoError(t, run("", "all", like))
+			before := datasettest.Open(t, filepath.Join(dir, "g"))
 			for _, part := range c.parts {
 				add := func(o *TablesOptions) { o.Append, o.Missing = true, nil }
 				n := 0
@@ -171,6 +172,8 @@ func TestAppend(t *testing.T) {
 			require.Equal(t, want, got)
 			require.Equal(t, datasettest.Open(t, filepath.Join(dir, "all")).UUID(),
 				datasettest.Open(t, filepath.Join(dir, "g")).UUID())
+			_, err := before.Split("train") // a run that has begun
+			require.ErrorContains(t, err, "was replaced while it was in use")
 			left, err := filepath.Glob(filepath.Join(dir, "*partial*"))
 			require.NoError(t, err)
 			require.Empty(t, left)

@@ -87,7 +87,8 @@ func (r *room) same(ctx context.Context) error {
 	return err
 }
 
-// isOurs reports whether a superblock is of the dataset, as it is or was before imports added to it.
+// isOurs reports whether a superblock is of the dataset, as it is or was before imports added to
+// it.
 func isOurs(d *dataset.Dataset, sb *Superblock) bool {
 	return sb.UUID == d.UUID() || d.Meta.Source.WasOnce(sb.UUID.String())
 }
