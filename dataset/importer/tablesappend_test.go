@@ -181,6 +181,30 @@ func TestAppend(t *testing.T) {
 	}
 }
 
+// TestLikeLabels: several labels a node keep the columns of the first dataset; others are refused.
+func TestLikeLabels(t *testing.T) {
+	dir := t.TempDir()
+	run := func(out, like, list, more string) error {
+		text := `{"id":"a","x":1,"l":` + list + more + "}\n" + `{"id":"b","x":2,"l":["u"]` + more + "}\n"
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "n.jsonl"), []byte(text), 0o600))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "e.csv"), []byte("a,b\na,b\n"), 0o600))
+		o := TablesOptions{Nodes: filepath.Join(dir, "n.jsonl"), ID: "id",
+			Edges: filepath.Join(dir, "e.csv"), Src: "a", Dst: "b", Target: "multi-label"}
+		o.Label, o.Like, o.Out, o.SelfLoops, o.StatsOf = "l", like, filepath.Join(dir, out), "keep", "train"
+		if o.Seed = 1; more != "" {
+			o.Label = "m,l2"
+		}
+		return importTables(o)
+	}
+	require.NoError(t, run("g", "", `["t","u","v"]`, ""))
+	require.NoError(t, run("h", filepath.Join(dir, "g"), `["v"]`, ""))
+	y, err := datasettest.Open(t, filepath.Join(dir, "h")).TaskMultiLabels(0)
+	require.NoError(t, err)
+	require.Equal(t, []uint8{0, 0, 1, 0, 1, 0}, y)
+	require.ErrorContains(t, run("i", filepath.Join(dir, "g"), `["w"]`, ""), "label w is none of the 3")
+	require.ErrorContains(t, run("i", filepath.Join(dir, "g"), `["u"]`, `,"m":1,"l2":0`), "those of option like are")
+}
+
 // An import that would change rows, classes or files that are there is refused.
 func TestAppendRefuses(t *testing.T) {
 	o := tableFiles(t, word, 50, 90)

@@ -52,6 +52,10 @@ func Tables(ctx context.Context, o TablesOptions) (_ fmt.Stringer, err error) {
 		return describeTables(ctx, &o)
 	}
 	t := &tableImport{opt: o}
+	if set := o.Features != "" || o.Transform != nil || o.Missing != nil; set && (o.Append || o.Like != "") {
+		return nil, errs.New(errs.Usage,
+			"{feature-columns}, {transform} and {missing} are for new features, and {like} and {append} take those of a dataset; leave them out, and mend cells that do not fit in the table")
+	}
 	if o.Append {
 		if err := t.openBase(); err != nil {
 			return nil, err
@@ -401,12 +405,18 @@ func (t *tableImport) labelsOf(ctx context.Context, i int, typed bool) (err erro
 }
 
 // likeClasses gives a dataset the classes of {like}.
-func (t *tableImport) likeClasses() {
+func (t *tableImport) likeClasses() error {
 	task := &t.like.Meta.Graph().Tasks[0]
+	if t.labels != nil && !t.plain() && (t.o.Target != task.Target ||
+		!slices.Equal(t.m.ClassNames, task.ClassNames)) {
+		return errs.New(errs.Usage, "%s: the labels are %s %s, and those of {like} are %s %s", t.file,
+			t.o.Target, briefNames(t.m.ClassNames), task.Target, briefNames(task.ClassNames))
+	}
 	if t.labels == nil && task.Target == dataset.TargetClass {
 		t.m.Classes = task.Classes
 	}
 	t.m.ClassNames = task.ClassNames
+	return nil
 }
 
 // features learns the columns of a type's features, or takes those of {like}; train are the nodes
@@ -482,7 +492,9 @@ func (t *tableImport) writePlain(ctx context.Context) error {
 		return err
 	}
 	if t.like != nil {
-		t.likeClasses()
+		if err := t.likeClasses(); err != nil {
+			return err
+		}
 	}
 	if err := t.labelsAndSplits(t.labels, t.file, nil); err != nil {
 		return err
@@ -526,7 +538,9 @@ func (t *tableImport) writeTyped(ctx context.Context) error {
 		return err
 	}
 	if t.like != nil {
-		t.likeClasses()
+		if err := t.likeClasses(); err != nil {
+			return err
+		}
 	}
 	t.task.labels, t.task.labelFile = t.labels, t.file
 	written, err := t.writeTask()

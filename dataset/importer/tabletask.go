@@ -369,6 +369,20 @@ func (t *taskTable) finishNames(file string) error {
 	for i, name := range names {
 		number[t.read[name]] = int32(i)
 	}
+	if t.classes != nil { // those of {like}, in its order
+		for _, name := range names {
+			code, ok := t.classes[name]
+			if !ok {
+				return errs.New(errs.Usage, "%s: label %s is none of the %d that the dataset has", file,
+					tables.Brief(name), len(t.classes))
+			}
+			number[t.read[name]] = code
+		}
+		names = make([]string, len(t.classes))
+		for name, code := range t.classes {
+			names[code] = name
+		}
+	}
 	y := t.newTargets(int64(len(names)))
 	for v, list := range t.lists {
 		row := make([]uint8, len(names))

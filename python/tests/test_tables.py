@@ -169,6 +169,14 @@ def test_like_gives_the_same_columns(importer, binary):
     )
     p = pd.read_csv("p.csv")
     assert len(p) == 50
+    names = pd.read_parquet(new / "names.parquet")["name"]
+    assert names.dtype == np.int64  # pandas merges on them
+    assert list(names) == list(t["id"][:50])
+    more = t[["id", "c", "x"]].assign(id=t["id"] + 1000)
+    more.to_csv("more.csv", index=False)
+    importer("new", append=True, nodes="more.csv", id="id")
+    assert names_of(new) == [*t["id"][:50], *more["id"]]
+    np.testing.assert_array_equal(np.load(new / "features.npy"), np.vstack([got, old]))
 
 
 def features_of(folder, part="."):
