@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"helios/dataset"
 	"helios/dataset/edges"
@@ -121,16 +122,28 @@ func (t *tableImport) baseNodes(i int) int64 {
 	return t.base.Meta.Graph().NodeTypes[i].Nodes
 }
 
-// openType reports whether nodes of a type may come from edges alone: those that have neither rows
-// nor labels.
+// edgeNodes is the option of a dataset's source that lists the types whose nodes no table had.
+const edgeNodes = "nodes-of-edges"
+
+// openType reports whether nodes of a type are those that edges name.
 func (t *tableImport) openType(i int) bool {
 	if t.nodes[i] != nil || t.base == nil {
 		return t.nodes[i] == nil
 	}
-	g := t.base.Meta.Graph()
-	task := &g.Tasks[0]
-	return g.NodeTypes[i].Dim == 0 && (g.NodeTypes[i].Name != task.Type ||
-		task.Unlabelled == g.NodeTypes[i].Nodes)
+	return slices.Contains(list(t.base.Meta.Source.Options[edgeNodes]), strconv.Itoa(i))
+}
+
+// noteOpen notes the types whose nodes are those that edges name.
+func (t *tableImport) noteOpen() {
+	var open []string
+	for i, src := range t.nodes {
+		if src == nil {
+			open = append(open, strconv.Itoa(i))
+		}
+	}
+	if open != nil {
+		t.m.Source.Options[edgeNodes] = strings.Join(open, ",")
+	}
 }
 
 // namesOf opens the names of a type's nodes that are there; nil: they have none.

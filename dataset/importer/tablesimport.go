@@ -312,6 +312,7 @@ func (t *tableImport) run(ctx context.Context) (err error) {
 	t.setTarget()
 	if t.base == nil {
 		t.rowsFirst()
+		t.noteOpen()
 	}
 	if !typed {
 		t.findRows()
