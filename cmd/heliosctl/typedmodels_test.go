@@ -1,10 +1,13 @@
 package main
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -88,4 +91,64 @@ func TestAIFB(t *testing.T) {
 		"16", "--fanout=-1,-1", "--batch-size", "140", "--epochs", epochs, "--lr", "0.01",
 		"--weight-decay", "5e-4", "--dropout", "0", "--seed", "1", "--mode", "helios", "--json"))
 	require.Greater(t, r["test_acc"], 0.8)
+}
+
+// Nodes of a type have a number to predict, and several labels: two modes train to the same
+// parameters, evaluation repeats the training's figures, and predictions are of the right nodes.
+func TestTypedTargets(t *testing.T) {
+	isolate(t)
+	rng := rand.New(rand.NewPCG(5, 6))
+	var users, buys, shops strings.Builder
+	users.WriteString("id,age,y,old,big\n")
+	buys.WriteString("u,s\n")
+	shops.WriteString("shop,size\n")
+	for s := range 20 {
+		fmt.Fprintf(&shops, "s%d,%d\n", s, s)
+	}
+	want := map[string]float64{}
+	for u := range 300 {
+		age, sum := rng.Float64(), 0
+		for range 3 {
+			s := rng.IntN(20)
+			sum += s
+			fmt.Fprintf(&buys, "u%d,s%d\n", u, s)
+		}
+		y := 3*age + float64(sum)/30
+		want[fmt.Sprint("u", u)] = y
+		fmt.Fprintf(&users, "u%d,%g,%g,%t,%t\n", u, age, y, age > 0.5, sum > 28)
+	}
+	write := func(name, text string) { require.NoError(t, os.WriteFile(name, []byte(text), 0o644)) }
+	write("users.csv", users.String())
+	write("buys.csv", buys.String())
+	write("shops.csv", shops.String())
+	for task, label := range map[string]string{"regression": "y", "multi_label": "[old, big]"} {
+		write(task+".yaml", `nodes:
+- {node_type: shop, files: shops.csv, node_id_col: shop, features: [{feature_col: size, transform: standard}]}
+- node_type: user
+  files: users.csv
+  node_id_col: id
+  features: [{feature_col: age, transform: standard}]
+  labels: [{label_col: `+label+", task_type: "+task+`}]
+edges:
+- {relation: [user, buys, shop], files: buys.csv, source_id_col: u, dest_id_col: s, reverse: sold}
+`)
+		ok(t, "import", "tables", "--in", task+".yaml", "--out", task)
+		run := []string{"train", task, "--model", "rsage", "--hidden", "32", "--batch-size", "32",
+			"--fanout", "5,5", "--lr", "0.01", "--epochs", "15", "--json", "--overwrite", "--checkpoint", "c", "--mode"}
+		first := last(t, ok(t, append(slices.Clone(run), "inmem")...))
+		require.Equal(t, first["params_sha256"], last(t, ok(t, append(slices.Clone(run), "helios")...))["params_sha256"])
+		ok(t, "predict", task, "--checkpoint", "c", "--csv", "p.csv", "--overwrite", "--split", "test")
+		got, err := os.ReadFile("p.csv")
+		require.NoError(t, err)
+		rows := strings.Split(strings.TrimSpace(string(got)), "\n")[1:]
+		require.Len(t, rows, 60)
+		for _, row := range rows {
+			cells := strings.Split(row, ",")
+			x, err := strconv.ParseFloat(cells[2], 64)
+			require.NoError(t, err)
+			if task == "regression" {
+				require.InDelta(t, want[cells[1]], x, 1, row)
+			}
+		}
+	}
 }

@@ -68,8 +68,22 @@ func (s *Spec) missing(c *table.Column, i int) bool {
 		}
 		t = bytes.TrimSpace(t)
 		return len(t) == 0 || len(s.NA) > 0 && slices.Contains(s.NA, text(t))
-	case c.Kind == table.Float:
-		return c.Floats[i] != c.Floats[i]
+	case c.Kind == table.Float && c.Floats[i] != c.Floats[i]:
+		return true
+	}
+	return len(s.NA) > 0 && s.namesNumber(c, i)
+}
+
+// namesNumber reports whether a number is one that stands for no value.
+func (s *Spec) namesNumber(c *table.Column, i int) bool {
+	switch c.Kind {
+	case table.Int, table.Uint:
+		return slices.Contains(s.NA, string(table.AppendInt(nil, c, i)))
+	case table.Float:
+		return slices.ContainsFunc(s.NA, func(na string) bool {
+			x, err := parseNumber([]byte(na))
+			return err == nil && x == c.Floats[i]
+		})
 	}
 	return false
 }

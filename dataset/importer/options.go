@@ -34,7 +34,7 @@ type Output struct {
 type Input struct {
 	In           string `option:"in" common:"yes" arg:"PATH" usage:"PATH to read: a folder, archive or file"`
 	MakeSplits   bool   `option:"make-splits" common:"yes" usage:"deal new splits in place of the input's own"`
-	UnlabelledOK bool   `option:"unlabelled-ok" common:"yes" usage:"take nodes without a label (NaN or -1) as unlabelled, out of the splits"`
+	UnlabelledOK bool   `option:"unlabelled-ok" common:"yes" usage:"take nodes without a label (NaN or -1; in tables, an empty cell) as unlabelled, out of the splits"`
 	Restart      bool   `option:"restart" usage:"start over, not where an interrupted import was"`
 }
 

@@ -138,7 +138,7 @@ func TestHostileDescriptions(t *testing.T) {
 		{"d.yaml", "label_col: group", "label_col: [group, part]", "several columns"},
 		{"d.yaml", "label_col: group", "label_col: tags", "no label; option unlabelled-ok"},
 		{"d.yaml", "classification", "link_prediction", "task_type link_prediction is none of"},
-		{"d.yaml", "classification", "regression", "targets of classes only"},
+		{"d.yaml", "classification", "regression", "users.csv:2, column group: x is no number"},
 		{"d.yaml", "split_col: part", "split_col: city", "split Rome is none of train"},
 		{"d.yaml", "split_col: part", "split_pct: [0.9, 0.9]", "make at most 1"},
 		{"d.yaml", "split_col: part", "split_pct: [.nan, 0]", ".nan is no float64"},
@@ -232,4 +232,58 @@ func TestTablesTargets(t *testing.T) {
 	test, err := d.Split("test")
 	require.NoError(t, err)
 	require.Equal(t, []int64{4, 5, 6, 7, 8, 9}, test)
+}
+
+// TestTablesTypedTargets: a type's nodes have numbers or several labels, and a cell has no value
+// where the user says so alone, in any kind of file.
+func TestTablesTypedTargets(t *testing.T) {
+	files := map[string]string{"d.yaml": goodTables}
+	for name, text := range goodFiles {
+		files[name] = text
+	}
+	files["users.csv"] = "id,age,city,group,part,a,b\na,1,Rome,1.5,train,0,1\nb,3,Oslo,-1,train,1,1\nc,NA,Rome,2,val,-9,0\nd,5,Bern,NA,test,1,0\n"
+	run := func(o TablesOptions, pairs ...string) (*dataset.Dataset, error) {
+		files["d.yaml"] = strings.NewReplacer(pairs...).Replace(goodTables)
+		o.In, o.Pad = "d.yaml", true
+		return importFolder(t, files, o)
+	}
+	var o TablesOptions
+	_, err := run(o, "classification", "regression")
+	require.ErrorContains(t, err, "users.csv:5, column group: no label; option unlabelled-ok")
+	o.UnlabelledOK = true
+	d, err := run(o, "classification", "regression")
+	require.NoError(t, err)
+	task := d.Meta.Tasks[0]
+	require.Equal(t, [4]any{"user", "regression", 1, int64(0)}, [4]any{task.Type, task.Target, task.Columns, task.Test})
+	y, err := d.TaskValues(0)
+	require.NoError(t, err)
+	require.Equal(t, []float32{1.5, -1, 2}, y[:3])
+	require.True(t, y[3] != y[3])
+	labels := []string{"label_col: group", "label_col: [a, b]", "classification", "multi_label"}
+	_, err = run(o, labels...)
+	require.ErrorContains(t, err, "users.csv:4, column a: -9 is none of true, false, yes, no, 1 and 0; option na names")
+	d, err = run(o, append(labels, "[NA]", "[NA, '-9']")...)
+	require.NoError(t, err)
+	several, err := d.TaskMultiLabels(0)
+	require.NoError(t, err)
+	require.Equal(t, []uint8{0, 1, 1, 1, 255, 0, 1, 0}, several)
+	require.Equal(t, []string{"a", "b"}, d.Meta.Tasks[0].ClassNames)
+
+	// -1 among classes from 0 may be no label, and is a class among others.
+	for _, c := range []struct{ classes, na, say string }{
+		{"-1 0 1", "", "-1 stands among classes from 0; option na -1"}, {"-1 0 1", "-1", ""}, {"-1 1 1", "", ""},
+	} {
+		f := strings.Fields(c.classes)
+		files := map[string]string{"e.csv": "u,v\na,b\n", "n.csv": "id,x,c\na,1," + f[0] + "\nb,2," + f[1] + "\nc,3," + f[2] + "\n"}
+		o := TablesOptions{Nodes: "n.csv", ID: "id", Edges: "e.csv", Src: "u", Dst: "v"}
+		o.Label, o.NA, o.UnlabelledOK, o.TrainFraction = "c", c.na, true, 1
+		d, err := importFolder(t, files, o)
+		if c.say != "" {
+			require.ErrorContains(t, err, c.say)
+			continue
+		}
+		require.NoError(t, err)
+		require.Equal(t, 2, d.Meta.Classes)
+		require.EqualValues(t, len(c.na)/2, d.Meta.Unlabelled)
+	}
 }

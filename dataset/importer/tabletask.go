@@ -170,8 +170,15 @@ func (r *taskRows) number(t *taskTable, b *tables.Batch, c *tables.Column, i int
 		r.y = append(r.y, math.NaN())
 		return has, nil
 	}
-	x, err := columns.Number(c, i, t.l.TaskType == multiLabel)
-	if err != nil {
+	several := t.l.TaskType == multiLabel
+	x, err := columns.Number(c, i, several)
+	switch {
+	case err == nil && several && x != 0 && x != 1:
+		err = fmt.Errorf("%v is neither 0 nor 1", x)
+		fallthrough
+	case err != nil && several:
+		return false, b.Bad(i, c.Name, "%w; {na} names the cells whose label is unknown", err)
+	case err != nil:
 		return false, b.Bad(i, c.Name, "%w", err)
 	}
 	r.y = append(r.y, x)
@@ -297,18 +304,16 @@ func (t *taskTable) finish(file string) ([]int32, error) {
 	return t.labels, t.countClasses(t.labels, file)
 }
 
-// finishClasses numbers the classes. Whole numbers from 0 without gaps are classes already; -1 is
-// none among whole numbers, as in arrays.
+// finishClasses numbers the classes. Whole numbers from 0 without gaps are classes already. The user
+// says that -1 is none: it is the name of a class as well.
 func (t *taskTable) finishClasses(file string) error {
 	names := columns.Sorted(t.read)
-	if len(names) > 0 && names[0] == "-1" {
-		names = names[1:]
+	if len(names) > 1 && names[0] == "-1" && names[1] == "0" {
+		return errs.New(errs.Usage, "%s: -1 stands among classes from 0; {na} -1 says that such nodes have no label, else call the classes by words",
+			file)
 	}
 	plain := true
 	number := make([]int32, len(t.read))
-	for i := range number {
-		number[i] = noLabel
-	}
 	for i, name := range names {
 		plain = plain && name == fmt.Sprint(i)
 		number[t.read[name]] = int32(i)
@@ -329,11 +334,6 @@ func (t *taskTable) finishClasses(file string) error {
 	for v, code := range t.labels {
 		if code >= 0 {
 			t.labels[v] = number[code]
-		}
-	}
-	if slices.Contains(number, noLabel) && t.unseen == "" { // of -1
-		if v := slices.Index(t.labels, noLabel); v >= 0 && (t.split == nil || t.split[v] >= 0) {
-			t.unseen = fmt.Sprintf("%s: row %d", file, v+1)
 		}
 	}
 	return nil

@@ -64,7 +64,7 @@ func (im *importer) written() (edges.Counts, bool) {
 // describe is the description of what was made.
 func (im *importer) describe() dataset.Meta {
 	m := im.m
-	if !im.inFolders() {
+	if !im.inFolders() || m.Typed() {
 		return m
 	}
 	m.Schema = m.Graph()

@@ -304,10 +304,6 @@ func (im *importer) writeNames(file string, names []string) error {
 
 // taskOn readies what reads labels and splits for the nodes of a type.
 func (im *typedImport) taskOn(name, nodeType string) error {
-	if !im.plain() {
-		return errs.New(errs.Capability,
-			"{target} %s: graphs of several types have targets of classes only; leave it out", im.o.Target)
-	}
 	t := im.typeOf(nodeType)
 	if t == nil {
 		return errs.New(errs.Usage, "%s has no nodes of type %s, which have the labels", im.o.In,
@@ -331,9 +327,13 @@ func (im *typedImport) writeTask() (dataset.Task, error) {
 		return dataset.Task{}, err
 	}
 	m := &im.m
-	return dataset.Task{Name: t.name, Kind: dataset.TaskNode, Type: t.nodeType,
+	task := dataset.Task{Name: t.name, Kind: dataset.TaskNode, Type: t.nodeType,
 		Target: dataset.TargetClass, Classes: max(m.Classes, 1), Train: m.Train, Val: m.Val,
-		Test: m.Test, Unlabelled: m.Unlabelled, ClassNames: m.ClassNames}, nil
+		Test: m.Test, Unlabelled: m.Unlabelled, ClassNames: m.ClassNames}
+	if !im.plain() {
+		task.Target, task.Classes, task.Columns = im.o.Target, 0, int(im.targets.columns)
+	}
+	return task, nil
 }
 
 // opposites are the opposites of a source's edges.

@@ -56,11 +56,6 @@ func CheckTypes(c *plan.Config, m *dataset.Meta) error {
 		}
 		return nil
 	}
-	if t := &m.Tasks[0]; t.Target != dataset.TargetClass {
-		return errs.New(errs.Capability,
-			"task %s of dataset %s: targets %s of typed graphs are not trained yet, classes are",
-			t.Name, m.Name, t.Target)
-	}
 	model := c.ModelConfig()
 	model.Schema, model.Classes = schema, m.Classes
 	if err := model.CheckTables(); err != nil {
