@@ -145,6 +145,9 @@ func (f *arrowFile) open() (r *arrowReader, err error) {
 	}
 	r = &arrowReader{f: f, in: in, mem: &budget{limit: f.limit}}
 	err = safely(f.path, func() error {
+		if err := checkArrow(in, f.stream); err != nil {
+			return damaged(f.path, err)
+		}
 		options := []ipc.Option{ipc.WithAllocator(r.mem), ipc.WithBodySizeLimit(f.limit),
 			ipc.WithMetadataSizeLimit(min(f.limit, maxFooter)), ipc.WithDictionaryDeltas(true)}
 		if f.stream {

@@ -61,6 +61,9 @@ func openText(path string, o Options) (file, error) {
 			comment = bytes.Clone(text)
 			continue
 		}
+		if err := f.checkFirst(text, r.line); err != nil {
+			return nil, err
+		}
 		return f, f.heading(text, comment, r.line, o.Header)
 	}
 }
@@ -95,16 +98,16 @@ func (f *textFile) heading(text, comment []byte, line int64, header string) erro
 
 // name takes names of columns. As in pandas, the second that is called a is a.1.
 func (f *textFile) name(cells []cell, line int64) error {
-	seen := map[string]bool{}
+	seen := map[string]int{}
 	for i, c := range cells {
 		if !utf8.Valid(c.text) {
 			return f.bad(line, "the name of column %d is no UTF-8", i+1)
 		}
 		name := string(bytes.TrimSpace(c.text))
-		for k, base := 1, name; seen[name]; k++ {
-			name = fmt.Sprint(base, ".", k)
+		for base := name; seen[name] > 0; seen[base]++ {
+			name = fmt.Sprint(base, ".", seen[base])
 		}
-		seen[name] = true
+		seen[name]++
 		f.names = append(f.names, Field{Name: name})
 	}
 	return nil
@@ -290,7 +293,7 @@ func (r *records) more() error {
 		return errs.New(class, "%s: cut short or damaged behind line %d: %w; copy it again", r.path,
 			r.line+int64(bytes.Count(r.rest, []byte{'\n'})), err)
 	}
-	return nil
+	return r.noZero(n)
 }
 
 // block returns whole records; nil at the end. line is the number of the first one's line.

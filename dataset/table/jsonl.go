@@ -27,7 +27,9 @@ func openJSON(f *textFile, first []byte, r *records) (file, error) {
 			if err := members(text, func(name string, v json.RawMessage) error {
 				i, ok := places[name]
 				if !ok {
-					i = len(f.names)
+					if i = len(f.names); i == maxColumns {
+						return fmt.Errorf("more than %d columns", maxColumns)
+					}
 					places[name] = i
 					f.names = append(f.names, Field{Name: name})
 				}

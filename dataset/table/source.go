@@ -200,8 +200,12 @@ func safely(path string, fn func() error) (err error) {
 	return fn()
 }
 
-// damaged says that a file cannot be what it says it is.
+// damaged says that a file cannot be what it says it is. A library that meets what it did not expect
+// panics, and may recover itself.
 func damaged(path string, err error) error {
+	if strings.Contains(err.Error(), "runtime error") {
+		err = errors.New("its parts contradict each other")
+	}
 	return errs.New(errs.Usage, "%s is damaged or cut short: %w; copy or write it again", path, err)
 }
 
