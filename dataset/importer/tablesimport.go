@@ -35,6 +35,7 @@ type TablesOptions struct {
 	AddReverse   bool   `option:"add-reverse" usage:"add the opposite of each edge that is no self loop; repeated edges stay, unless {dedup}"`
 	Dedup        bool   `option:"dedup" usage:"drop repeated edges"`
 	Dangling     string `option:"dangling" common:"yes" oneof:"refuse,drop" default:"refuse" usage:"edges that name a node that is in no row: refuse them, or drop them"`
+	NumClasses   int64  `option:"num-classes" positive:"yes" arg:"N" shown:"those that a label has" usage:"N classes, where labels look like something else"`
 	Header       string `option:"header" oneof:"yes,no" shown:"found out" usage:"whether the first line of text files names columns; without names these are 1, 2, …"`
 	Append       bool   `option:"append" common:"yes" usage:"add nodes and edges to the dataset {out}: its nodes keep numbers, rows and splits, new ones take its columns' statistics and its classes"`
 	AllowOutside bool   `option:"allow-outside" usage:"read files that a description names outside its folder"`
@@ -66,6 +67,7 @@ func Tables(ctx context.Context, o TablesOptions) (_ fmt.Stringer, err error) {
 	base := o.options()
 	base.Target, base.SelfLoops = o.Target, o.SelfLoops
 	base.Undirected, base.AddReverse, base.Dedup = o.Undirected, o.AddReverse, o.Dedup
+	base.NumClasses = o.NumClasses
 	d, err := t.description()
 	if err != nil {
 		return nil, err
@@ -317,6 +319,7 @@ func (t *tableImport) run(ctx context.Context) (err error) {
 	if !typed {
 		t.findRows()
 	}
+	t.noteEdgeColumns()
 	if err := t.number(ctx); err != nil {
 		return err
 	}
@@ -371,6 +374,22 @@ func (t *tableImport) setTarget() {
 				t.o.Target = dataset.TargetRegression
 			}
 		}
+	}
+}
+
+// noteEdgeColumns names the columns of edges that are no ends.
+func (t *tableImport) noteEdgeColumns() {
+	for i, s := range t.edges {
+		if s == nil {
+			continue
+		}
+		var names []string
+		for _, f := range s.Fields {
+			if f.Name != t.d.Edges[i].SourceIDCol && f.Name != t.d.Edges[i].DestIDCol {
+				names = append(names, "column "+f.Name)
+			}
+		}
+		t.noteUnused(s.Files[0], names)
 	}
 }
 

@@ -91,7 +91,7 @@ func (im *importer) topology(ctx context.Context) (err error) {
 	}
 	if c.Nodes/perEnd > ends {
 		im.o.note(
-			"at most %d of %d nodes have an edge: ids are sparse; renumber them from 0 without gaps, or the others cost memory and disk for nothing",
+			"at most %d of %d nodes have an edge; if their ids have gaps, renumber them from 0, as the others cost memory and disk for nothing",
 			ends, c.Nodes)
 	}
 	return nil
