@@ -123,7 +123,10 @@ func TestTypedTargets(t *testing.T) {
 	write("shops.csv", shops.String())
 	for task, label := range map[string]string{"regression": "y", "multi_label": "[old, big]"} {
 		write(task+".yaml", `nodes:
-- {node_type: shop, files: shops.csv, node_id_col: shop, features: [{feature_col: size, transform: standard}]}
+- node_type: shop
+  files: shops.csv
+  node_id_col: shop
+  features: [{feature_col: size, transform: standard}]
 - node_type: user
   files: users.csv
   node_id_col: id

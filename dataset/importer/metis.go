@@ -36,10 +36,8 @@ func METIS(ctx context.Context, o Options) error {
 		if m.before > 0 || m.weighted {
 			o.note("not used of %s: the weights of its nodes or edges; models take no weights", m.path)
 		}
-		return im.around(ctx, m.path, edges.Source{Name: m.path, Unit: "edges", Total: m.entries, Parts: 1,
-			Read: func(ctx context.Context, _ int, emit func(src, dst []int64) error, done func(int64)) error {
-				return m.read(ctx, emit, done)
-			}})
+		return im.around(ctx, m.path, edges.Source{Name: m.path, Unit: "edges", Total: m.entries,
+			Parts: 1, Read: m.read})
 	})
 }
 
@@ -85,8 +83,8 @@ func openMETIS(path string) (*metis, error) {
 	if v[0] < 1 || v[0] > maxTextNodes {
 		return nil, l.bad("%d nodes; 1 to %d are read", v[0], int64(maxTextNodes))
 	}
-	return &metis{path: path, n: v[0], entries: 2 * v[1], before: int(size + weight*v[3]), weighted: edge == 1,
-		line: l.n}, nil
+	return &metis{path: path, n: v[0], entries: 2 * v[1], before: int(size + weight*v[3]),
+		weighted: edge == 1, line: l.n}, nil
 }
 
 // metisReader reads the lines of nodes, which may be longer than memory.
@@ -101,7 +99,9 @@ type metisReader struct {
 	emit     func(src, dst []int64) error
 }
 
-func (m *metis) read(ctx context.Context, emit func(src, dst []int64) error, done func(int64)) error {
+// read is of edges.Source, which has one part.
+func (m *metis) read(ctx context.Context, _ int, emit func(src, dst []int64) error,
+	done func(int64)) error {
 	in, err := container.OpenText(m.path)
 	if err != nil {
 		return err

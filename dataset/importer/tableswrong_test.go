@@ -31,7 +31,8 @@ func TestTablesWrongWays(t *testing.T) {
 		read := func(name string) (xs []int64) {
 			a, err := npy.Open(d.Path(name))
 			require.NoError(t, err)
-			require.NoError(t, eachInt(a, func(_, x int64) error { xs = append(xs, x); return nil }))
+			err = eachInt(a, func(_, x int64) error { xs = append(xs, x); return nil })
+			require.NoError(t, err)
 			return xs
 		}
 		ptr, src := read(dataset.IndptrName), read(dataset.IndicesName)

@@ -304,8 +304,8 @@ func (t *taskTable) finish(file string) ([]int32, error) {
 	return t.labels, t.countClasses(t.labels, file)
 }
 
-// finishClasses numbers the classes. Whole numbers from 0 without gaps are classes already. The user
-// says that -1 is none: it is the name of a class as well.
+// finishClasses numbers the classes. Whole numbers from 0 without gaps are classes already. The
+// user says that -1 is none: it is the name of a class as well.
 func (t *taskTable) finishClasses(file string) error {
 	names := columns.Sorted(t.read)
 	if len(names) > 1 && names[0] == "-1" && names[1] == "0" {

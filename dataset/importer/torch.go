@@ -17,8 +17,8 @@ const (
 	torchItems = 1 << 16  // tensors and other values
 )
 
-// torchTensors is a file of torch.save: a zip archive of a pickle, which is read as data, and of the
-// bytes of the tensors. It can stand for an archive of arrays.
+// torchTensors is a file of torch.save: a zip archive of a pickle, which is read as data, and of
+// the bytes of the tensors. It can stand for an archive of arrays.
 type torchTensors struct {
 	archive *npy.Archive
 	folder  string // of the archive's members

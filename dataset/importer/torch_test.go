@@ -77,8 +77,8 @@ func torchZip(t testing.TB, pkl []byte, method uint16, data map[string][]byte) [
 	return b.Bytes()
 }
 
-// goodTorch is the graph of datasettest.GoodArrays, or like it: features of bfloat16, edges of which
-// the array is a transposed view, labels that are a column, and masks.
+// goodTorch is a graph: features of bfloat16, edges of which the array is a transposed view, labels
+// that are a column, and masks.
 func goodTorch() (v []any, data map[string][]byte) {
 	data = map[string][]byte{}
 	for i := range 30 { // a view of columns 1 and 2 of five rows of six
@@ -110,8 +110,17 @@ func importTorch(t testing.TB, file []byte) (*dataset.Dataset, error) {
 	return dataset.Open(out)
 }
 
-// TestTorch: views, types and orders of PyTorch come in as the tensors that they stand for. PyTorch's
-// own files are in python/tests/test_torch.py.
+func floatsOf(t *testing.T, a *npy.Array) (all []float32) {
+	err := npy.Each(a, 0, func(_ int64, xs []float32) error {
+		all = append(all, xs...)
+		return nil
+	})
+	require.NoError(t, err)
+	return all
+}
+
+// TestTorch: views, types and orders of PyTorch come in as the tensors that they stand for.
+// PyTorch's own files are in python/tests/test_torch.py.
 func TestTorch(t *testing.T) {
 	v, data := goodTorch()
 	d, err := importTorch(t, torchZip(t, append(pickled([]byte{0x80, 2}, v), '.'), zip.Store, data))
@@ -119,8 +128,7 @@ func TestTorch(t *testing.T) {
 	rows, err := npy.Open(d.Path(dataset.FeaturesName))
 	require.NoError(t, err)
 	require.Equal(t, npy.Float32, rows.Header.DType)
-	var got []float32
-	require.NoError(t, npy.Each(rows, 0, func(_ int64, xs []float32) error { got = append(got, xs...); return nil }))
+	got := floatsOf(t, rows)
 	require.Equal(t, []float32{1, 2, 7, 8, 13, 14, 19, 20, 25, 26}, got)
 	require.EqualValues(t, 3, d.Meta.Edges)
 	require.Equal(t, 2, d.Meta.Classes)
@@ -129,8 +137,8 @@ func TestTorch(t *testing.T) {
 	require.Equal(t, []int64{0, 1, 2}, train)
 	require.NoError(t, d.Close())
 	one := filepath.Join(t.TempDir(), "y.pt")
-	require.NoError(t, os.WriteFile(one, torchZip(t, append(pickled([]byte{0x80, 2}, v[5]), '.'), zip.Deflate,
-		map[string][]byte{"2": {7, 7, 8, 7, 9, 7, 7, 7, 7}}), 0o644))
+	require.NoError(t, os.WriteFile(one, torchZip(t, append(pickled([]byte{0x80, 2}, v[5]), '.'),
+		zip.Deflate, map[string][]byte{"2": {7, 7, 8, 7, 9, 7, 7, 7, 7}}), 0o644))
 	_, err = openArray(one)
 	require.ErrorContains(t, err, "is compressed")
 	require.NoError(t, os.WriteFile(one, torchZip(t, append(pickled([]byte{0x80, 2},
@@ -250,12 +258,11 @@ func TestOrdersAndTypes(t *testing.T) {
 	}
 	read := func(imp func(o *NPYOptions)) []float32 {
 		out := filepath.Join(t.TempDir(), "g")
-		require.NoError(t, with(NPY, imp)(bg, Options{Input: Input{In: dir}, Output: Output{Out: out}}))
+		err := with(NPY, imp)(bg, Options{Input: Input{In: dir}, Output: Output{Out: out}})
+		require.NoError(t, err)
 		a, err := npy.Open(filepath.Join(out, dataset.FeaturesName))
 		require.NoError(t, err)
-		var got []float32
-		require.NoError(t, npy.Each(a, 0, func(_ int64, xs []float32) error { got = append(got, xs...); return nil }))
-		return got
+		return floatsOf(t, a)
 	}
 	require.Equal(t, want, read(func(*NPYOptions) {}))
 	x.DT, x.Fortran = "|V2", false

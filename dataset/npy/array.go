@@ -250,8 +250,8 @@ func (a *Array) locate(archive string) error {
 	return nil
 }
 
-// Put makes an array that Tensor returned one of the archive's, in place of its members; false where
-// it has one of that name.
+// Put makes an array that Tensor returned one of the archive's, in place of its members; false
+// where it has one of that name.
 func (a *Archive) Put(name string, t *Array) bool {
 	if a.tensors == nil {
 		a.tensors = map[string]*Array{}

@@ -68,29 +68,14 @@ func (a *Archive) Tensor(name, member string, offset int64, h Header, strides []
 	if !h.fits() {
 		return nil, errs.New(errs.Usage, "%s: shape %s of %s is too large", full, h.ShapeString(), h.DType)
 	}
-	last, in := int64(0), int64(f.UncompressedSize64)/int64(h.DType.Size) // elements
-	plain, fortran := int64(1), int64(1)
-	isPlain, isFortran := true, len(h.Shape) == 2
-	fits := offset >= 0 && offset <= in
-	for k := len(h.Shape) - 1; k >= 0; k-- {
-		n, s := h.Shape[k], strides[k]
-		fits = fits && s >= 0 && (n < 2 || s <= in) && (n < 2 || s == 0 || (n-1) <= in/s)
-		isPlain = isPlain && (n < 2 || s == plain)
-		plain *= n
-	}
-	for k, n := range h.Shape {
-		isFortran = isFortran && (n < 2 || strides[k] == fortran)
-		fortran *= n
-		if fits && n > 0 {
-			last += (n - 1) * strides[k]
-			fits = last < in
-		}
-	}
-	if h.Elements() > 0 && (!fits || offset+last >= in) {
+	in := int64(f.UncompressedSize64) / int64(h.DType.Size) // elements
+	if h.Elements() > 0 && !lies(h.Shape, strides, offset, in) {
 		return nil, errs.New(errs.Usage,
 			"%s: truncated: shape %s of %s from element %d on does not lie in its %d elements", full,
 			h.ShapeString(), h.DType, offset, in)
 	}
+	isPlain := follows(h.Shape, strides)
+	isFortran := len(h.Shape) == 2 && follows(reversed(h.Shape), reversed(strides))
 	h.Fortran = !isPlain && isFortran
 	arr := &Array{Name: full, Header: h, member: f, start: offset * int64(h.DType.Size)}
 	if err := arr.locate(a.Path); err != nil {
@@ -100,6 +85,44 @@ func (a *Archive) Tensor(name, member string, offset int64, h Header, strides []
 		return arr, nil
 	}
 	return arr.strided(strides)
+}
+
+// lies reports whether all elements of a shape are among some.
+func lies(shape, strides []int64, first, in int64) bool {
+	if first < 0 || first >= in {
+		return false
+	}
+	for k, n := range shape {
+		s := strides[k]
+		if n < 2 || s == 0 {
+			continue
+		}
+		if s < 0 || n-1 > in/s { // so that nothing overflows
+			return false
+		}
+		if first += (n - 1) * s; first >= in {
+			return false
+		}
+	}
+	return true
+}
+
+// follows reports whether elements are one behind the other, the last dimension first.
+func follows(shape, strides []int64) bool {
+	step := int64(1)
+	for k := len(shape) - 1; k >= 0; k-- {
+		if shape[k] > 1 && strides[k] != step {
+			return false
+		}
+		step *= shape[k]
+	}
+	return true
+}
+
+func reversed(xs []int64) []int64 {
+	xs = slices.Clone(xs)
+	slices.Reverse(xs)
+	return xs
 }
 
 const (
@@ -129,7 +152,8 @@ func (a *Array) openView(from int64) (io.ReadCloser, error) {
 	if a.member != nil {
 		start = a.stored
 	}
-	return &viewReader{f: f, start: start, size: int64(a.Header.DType.Size), v: *a.view, next: from}, nil
+	size := int64(a.Header.DType.Size)
+	return &viewReader{f: f, start: start, size: size, v: *a.view, next: from}, nil
 }
 
 // Close closes the file.
@@ -165,14 +189,16 @@ func (r *viewReader) fill() error {
 	first := row*r.v.rowStep + col*r.v.colStep
 	if r.v.rowStep < r.v.colStep && rows > 1 { // the columns are closer together
 		for c := range cols {
-			if err := r.line(first+c*r.v.colStep, r.v.rowStep, rows, r.left[c*r.size:], cols); err != nil {
+			dst := r.left[c*r.size:]
+			if err := r.line(first+c*r.v.colStep, r.v.rowStep, rows, dst, cols); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
 	for i := range rows {
-		if err := r.line(first+i*r.v.rowStep, r.v.colStep, cols, r.left[i*cols*r.size:], 1); err != nil {
+		dst := r.left[i*cols*r.size:]
+		if err := r.line(first+i*r.v.rowStep, r.v.colStep, cols, dst, 1); err != nil {
 			return err
 		}
 	}

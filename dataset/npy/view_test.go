@@ -41,9 +41,10 @@ func TestView(t *testing.T) {
 				k, err := rd.Ints(buf)
 				require.NoError(t, err, fmt.Sprint(c, from, pos))
 				for i, x := range buf[:k] {
-					want := (pos + int64(i)) * c.strides[0]
+					k := pos + int64(i)
+					want := k * c.strides[0]
 					if len(c.shape) == 2 {
-						want = (pos+int64(i))/c.shape[1]*c.strides[0] + (pos+int64(i))%c.shape[1]*c.strides[1]
+						want = k/c.shape[1]*c.strides[0] + k%c.shape[1]*c.strides[1]
 					}
 					if x != want {
 						t.Fatalf("%v from %d: element %d is %d, want %d", c, from, pos+int64(i), x, want)

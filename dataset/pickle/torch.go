@@ -24,7 +24,7 @@ type (
 // Names that files of PyTorch use beside those of types.
 const (
 	fnTensor     global = 100 + iota // (storage, offset, shape, strides, gradient, hooks[, bits])
-	fnTensorOf                       // (storage, offset, shape, strides, gradient, hooks, type[, bits])
+	fnTensorOf                       // the same with the type behind the hooks
 	fnParameter                      // (tensor, gradient, hooks)
 	classOrdered                     // ()
 )

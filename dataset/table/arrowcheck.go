@@ -6,9 +6,9 @@ import (
 	"os"
 )
 
-// The reader of Arrow allocates what a file says of its own lengths, and follows a schema as deep as it
-// goes; no program survives either. So all descriptions are gone through first. They are tables of
-// FlatBuffers (format/Schema.fbs, format/File.fbs and format/Message.fbs of Arrow).
+// The reader of Arrow allocates what a file says of its own lengths, and follows a schema as deep
+// as it goes; no program survives either. So all descriptions are gone through first, tables
+// of FlatBuffers (format/Schema.fbs, format/File.fbs and format/Message.fbs of Arrow).
 
 // Fields of tables, by their place in the vtable.
 const (
@@ -172,7 +172,8 @@ func checkArrow(in *os.File, stream bool) error {
 		first, n := footer.vector(root, list, 24)
 		for i := 0; i < n && !footer.bad && !f.bad; i++ {
 			block := footer.b[first+24*i:]
-			from, size := int64(binary.LittleEndian.Uint64(block)), int64(int32(binary.LittleEndian.Uint32(block[8:])))
+			from := int64(binary.LittleEndian.Uint64(block))
+			size := int64(int32(binary.LittleEndian.Uint32(block[8:])))
 			if err := f.read(in, from, size, end); err != nil {
 				return err
 			}

@@ -100,7 +100,8 @@ func TestHostileArrow(t *testing.T) {
 			if err := try(content[:n]); n > 8 && &content[0] != &stream[0] {
 				require.Error(t, err, n)
 			}
-			for _, claim := range []uint64{math.MaxUint64, math.MaxInt64, 1 << 31, 1<<31 - 1, 1 << 40} {
+			for _, claim := range []uint64{math.MaxUint64, math.MaxInt64, 1 << 31, 1<<31 - 1,
+				1 << 40} {
 				bad := bytes.Clone(content)
 				binary.LittleEndian.PutUint64(bad[n:], claim)
 				_ = try(bad)

@@ -200,8 +200,8 @@ func safely(path string, fn func() error) (err error) {
 	return fn()
 }
 
-// damaged says that a file cannot be what it says it is. A library that meets what it did not expect
-// panics, and may recover itself.
+// damaged says that a file cannot be what it says it is. A library that meets what it did not
+// expect panics, and may recover itself.
 func damaged(path string, err error) error {
 	if strings.Contains(err.Error(), "runtime error") {
 		err = errors.New("its parts contradict each other")
