@@ -7,11 +7,13 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"helios/dataset/table"
+	"helios/internal/hostcpu"
 )
 
 func batch(names []string) *table.Batch {
@@ -162,4 +164,26 @@ func TestNumbersStayNumbers(t *testing.T) {
 		require.True(t, ok)
 		require.EqualValues(t, 1, v)
 	}
+}
+
+// TestBillion: the tables of a billion names fit into their parts of the memory, by arithmetic.
+func TestBillion(t *testing.T) {
+	const text, table = 13, 32 // bytes of a name of 12 letters, and of its place in a part's table
+	require.LessOrEqual(t, manyParts, 1<<16, "a name's part has 2 bytes in the order")
+	for names, memory := range map[int64]int64{90e6: 64 << 20, 1e9: 1 << 30, 4e9: 1 << 30} {
+		j, err := New(Options{Memory: memory, Bytes: names * text,
+			Create: func(string) (*os.File, error) { return os.CreateTemp(t.TempDir(), "") }})
+		require.NoError(t, err)
+		require.Equal(t, 1<<(64-j.shift), j.parts)
+		two := j.room() * int64(hostcpu.Count()) / 2 // on two cores
+		require.Less(t, names/int64(j.parts)*(text+table)*21/20, two, names)
+		require.Less(t, 4*16*names*text/int64(j.texts.room), memory/4, "where four spools' blocks are")
+		require.NoError(t, j.Close())
+	}
+	var parts [fewParts]int
+	for i := range 1 << 20 {
+		parts[hashOf(fmt.Append(nil, i))>>56]++
+	}
+	require.Greater(t, slices.Min(parts[:]), 4096*9/10, "ids that count up go to all parts alike")
+	require.Less(t, slices.Max(parts[:]), 4096*11/10)
 }
