@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -53,11 +54,15 @@ func openDoor(t testing.TB, s *serve.Server) *door {
 	t.Helper()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 	require.NoError(t, err)
-	ours, err := inheritedConn(pair[1])
-	require.NoError(t, err)
-	theirs, err := inheritedConn(pair[0])
-	require.NoError(t, err)
-	d := &door{conn: ours}
+	var ends [2]*net.UnixConn
+	for i, fd := range pair {
+		f := os.NewFile(uintptr(fd), "end")
+		c, err := net.FileConn(f)
+		require.NoError(t, errors.Join(err, f.Close()))
+		ends[i] = c.(*net.UnixConn)
+	}
+	theirs := ends[0]
+	d := &door{conn: ends[1]}
 	done := make(chan error, 1)
 	go func() { done <- s.ServeConn(context.Background(), theirs) }()
 	d.ended = sync.OnceFunc(func() { require.NoError(t, <-done) })

@@ -250,6 +250,23 @@ class Settings(TypedDict, total=False):
 		}
 		b.WriteString(line)
 	}
+	b.WriteString("\n\n#: settings that name a file or folder, and the words that they may be instead\n" +
+		"FILES: dict[str, tuple[str, ...]] = {\n")
+	for _, o := range loaderOptions() {
+		if use := o.UseOf("a/file"); use != options.Setting && use != options.Unknown {
+			words := ""
+			for _, w := range o.Words() {
+				words += fmt.Sprintf("%q, ", w)
+			}
+			if len(o.Words()) != 1 {
+				words = strings.TrimSuffix(words, ", ")
+			} else {
+				words = strings.TrimSuffix(words, " ")
+			}
+			fmt.Fprintf(&b, "    %q: (%s),\n", o.Key(), words)
+		}
+	}
+	b.WriteString("}\n")
 	return b.String()
 }
 

@@ -31,6 +31,7 @@ import (
 	"helios/internal/rowtype"
 	"helios/internal/serve"
 	"helios/internal/simd"
+	"helios/internal/state"
 	"helios/sched"
 	"helios/sched/plan"
 	"helios/sched/prepare"
@@ -39,12 +40,13 @@ import (
 
 // serveArgs holds the options of serve.
 type serveArgs struct {
-	socket     string `option:"socket" shown:"heliosctl.sock in $XDG_RUNTIME_DIR, else in the state folder" arg:"PATH" usage:"PATH of the Unix socket to make"`
+	socket     string `option:"socket" shown:"heliosctl.sock in $XDG_RUNTIME_DIR, else heliosctl-HOST.sock in the state folder" arg:"PATH" usage:"PATH of the Unix socket to make"`
 	group      bool   `option:"group" usage:"let members of this process's group in, beside this user and root"`
-	inherit    int    `option:"inherit" positive:"yes" arg:"FD" usage:"serve the client of the connected socket FD alone, and end with it"`
-	maxClients int    `option:"max-clients" positive:"yes" shown:"16" usage:"clients at once"`
+	maxClients int    `option:"max-clients" positive:"yes" shown:"128" usage:"clients at once"`
 	memory     int64  `option:"memory" positive:"yes" size:"" shown:"a quarter of what is free" arg:"SIZE" usage:"most memory that mini-batches in shared memory may take, SIZE"`
-	metrics    string `option:"metrics" use:"aside" shown:"none" arg:"ADDR" usage:"serve metrics for Prometheus on ADDR while it runs, such as :9100; without a host on this machine only"`
+	// A client starts it so, and others find it.
+	linger  time.Duration `option:"linger" positive:"yes" range:"1ms.." shown:"until Ctrl-C" arg:"TIME" usage:"run in the background: messages go to the file PATH.log, and the end comes TIME after the last client has left"`
+	metrics string        `option:"metrics" use:"aside" shown:"none" arg:"ADDR" usage:"serve metrics for Prometheus on ADDR while it runs, such as :9100; without a host on this machine only"`
 }
 
 func serveCommand() *cli.Command {
@@ -57,14 +59,6 @@ func serveCommand() *cli.Command {
 }
 
 func runServe(ctx context.Context, e *env, a *serveArgs) (err error) {
-	if a.inherit > 0 {
-		for _, other := range []any{&a.socket, &a.group, &a.maxClients} {
-			if name := e.given(other); name != "" {
-				return errs.New(errs.Usage,
-					"{inherit} serves one client, which is connected; leave %v out", errs.Key(name))
-			}
-		}
-	}
 	if a.memory == 0 {
 		free, err := hostmem.AvailableBytes()
 		if err != nil {
@@ -75,7 +69,8 @@ func runServe(ctx context.Context, e *env, a *serveArgs) (err error) {
 	b := &serveBackend{env: e, sets: map[string]*sharedSSDs{},
 		gpus: map[string]*sharedGPU{}}
 	s := serve.New(serve.Config{Backend: b, Version: programVersion(), MaxClients: a.maxClients,
-		Memory: a.memory, Group: a.group, Note: func(text string) { b.note(errs.Text(text)) }})
+		Memory: a.memory, Group: a.group, Linger: a.linger, Environment: e.daemonEnvironment(),
+		Note: func(text string) { b.note(errs.Text(text)) }})
 	if a.metrics != "" {
 		m, err := serveMetrics(a.metrics, map[string]string{"verb": "serve"})
 		if err != nil {
@@ -85,31 +80,75 @@ func runServe(ctx context.Context, e *env, a *serveArgs) (err error) {
 		m.daemon(s)
 		e.ui.Printf("metrics at http://%s/metrics", m.addr)
 	}
-	if a.inherit > 0 {
-		c, err := inheritedConn(a.inherit)
-		if err != nil {
-			return err
-		}
-		if err := s.ServeConn(ctx, c); err != nil {
-			return err
-		}
-		return prepare.Interrupted(ctx)
-	}
-	l, path, err := a.listen(e)
+	l, path, log, err := a.listen(e)
 	if err != nil {
 		return err
 	}
 	defer closing(&err, func() error {
+		all := []error{l.Close()}
 		if path == a.socket { // made here; systemd's stays
-			return errors.Join(os.Remove(path), l.Close())
+			all = append(all, os.Remove(path))
 		}
-		return l.Close()
+		if log != nil {
+			all = append(all, os.Remove(path+".log"))
+		}
+		return errors.Join(slices.DeleteFunc(all, func(err error) bool {
+			return errors.Is(err, fs.ErrNotExist) // the folder may have gone before us
+		})...)
 	})
 	e.ui.Printf("listening on %s", path)
 	if err := e.ui.Event("listening", listeningLine{path, os.Getpid()}); err != nil {
 		return err
 	}
+	if log != nil { // who started it heard all until now, and may be gone from now on
+		if err := errors.Join(unix.Dup3(int(log.Fd()), 1, 0), unix.Dup3(int(log.Fd()), 2, 0),
+			log.Close()); err != nil {
+			return err
+		}
+	}
 	return s.Serve(ctx, l)
+}
+
+// daemonVars are the variables that say what a daemon opens, beside the state folder.
+var daemonVars = []string{state.EnvRun, "HELIOS_LIBCUDA", "CUDA_VISIBLE_DEVICES",
+	"CUDA_DEVICE_ORDER"}
+
+// daemonEnvironment returns variables and the program, which a client compares with its own: a daemon
+// that one shell has started does not work for another one in that one's way.
+func (e *env) daemonEnvironment() map[string]string {
+	all := map[string]string{state.EnvDir: e.store.Dir(), "program": ""}
+	for _, name := range daemonVars {
+		all[name] = os.Getenv(name)
+	}
+	var st unix.Stat_t // of the file that runs, though another one may have its place by now
+	if unix.Stat("/proc/self/exe", &st) == nil {
+		all["program"] = fmt.Sprintf("%d-%d-%d", st.Ino, st.Size, st.Mtim.Nano())
+	}
+	return all
+}
+
+// openLog opens the file that a daemon in the background writes to, and locks it: nobody else has
+// the socket then.
+func (a *serveArgs) openLog() (*os.File, error) {
+	path := a.socket + ".log"
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, errs.New(errs.Usage, "{socket} %s: %w; name another", a.socket, err)
+	}
+	var st unix.Stat_t
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil && unix.Fstat(int(f.Fd()), &st) == nil && st.Nlink == 0 {
+		err = errors.New("which it has removed")
+	}
+	if err != nil {
+		return nil, errors.Join(errs.New(errs.Refused, "{socket} %s: a daemon listens there, "+
+			"or is about to: it holds %s (%w)", a.socket, path, err), f.Close())
+	}
+	if err := f.Truncate(0); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	_, err = fmt.Fprintf(f, "heliosctl %s, process %d\n", programVersion(), os.Getpid())
+	return f, err
 }
 
 // listeningLine has the address of the daemon.
@@ -118,44 +157,43 @@ type listeningLine struct {
 	PID    int    `json:"pid"`
 }
 
-// inheritedConn takes over a connected socket.
-func inheritedConn(fd int) (*net.UnixConn, error) {
-	f := os.NewFile(uintptr(fd), "inherited socket")
-	defer f.Close() //nolint:errcheck // FileConn has a copy
-	unix.CloseOnExec(fd)
-	c, err := net.FileConn(f)
+// listen makes the socket, or takes it over from systemd, and returns its path too, and the log of a
+// daemon in the background.
+func (a *serveArgs) listen(e *env) (l *net.UnixListener, path string, log *os.File, err error) {
+	l, err = activated(e.given(&a.socket) != "")
 	if err != nil {
-		return nil, errs.New(errs.Usage, "{inherit} %d: %w; give a connected Unix socket", fd, err)
-	}
-	u, ok := c.(*net.UnixConn)
-	if !ok {
-		return nil, errors.Join(errs.New(errs.Usage, "{inherit} %d is no Unix socket", fd),
-			c.Close())
-	}
-	return u, nil
-}
-
-// listen makes the socket, or takes it over from systemd, and returns its path too.
-func (a *serveArgs) listen(e *env) (*net.UnixListener, string, error) {
-	l, err := activated(e.given(&a.socket) != "")
-	if err != nil {
-		return nil, "", err
+		return nil, "", nil, err
 	}
 	if l != nil {
-		return l, l.Addr().String(), nil
+		return l, l.Addr().String(), nil, nil
 	}
 	if a.socket == "" {
-		dir := os.Getenv("XDG_RUNTIME_DIR")
-		if !filepath.IsAbs(dir) {
-			dir = e.store.Dir()
-			if err := os.MkdirAll(dir, 0o700); err != nil {
-				return nil, "", err
-			}
+		if a.socket, err = userSocket(e.store.Dir()); err != nil {
+			return nil, "", nil, err
 		}
-		a.socket = filepath.Join(dir, "heliosctl.sock")
+	}
+	if a.linger > 0 {
+		if log, err = a.openLog(); err != nil {
+			return nil, "", nil, err
+		}
 	}
 	l, err = a.makeSocket()
-	return l, a.socket, err
+	return l, a.socket, log, err
+}
+
+// userSocket returns the path at which this user's clients look for a daemon. $XDG_RUNTIME_DIR is
+// this machine's; several machines may share a home folder.
+func userSocket(stateDir string) (string, error) {
+	dir := os.Getenv("XDG_RUNTIME_DIR")
+	var st unix.Stat_t
+	if filepath.IsAbs(dir) && unix.Stat(dir, &st) == nil && int(st.Uid) == os.Geteuid() {
+		return filepath.Join(dir, "heliosctl.sock"), nil
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(stateDir, "heliosctl-"+host+".sock"), os.MkdirAll(stateDir, 0o700)
 }
 
 // makeSocket listens at the path of --socket. A socket is at its path before it listens, and
@@ -168,9 +206,17 @@ func (a *serveArgs) makeSocket() (*net.UnixListener, error) {
 	if a.group {
 		mode = 0o117
 	}
-	first := filepath.Join(filepath.Dir(a.socket), "."+strconv.Itoa(os.Getpid()))
+	name := "." + strconv.Itoa(os.Getpid())
+	first := filepath.Join(filepath.Dir(a.socket), name)
+	dir, err := os.Open(filepath.Dir(a.socket))
+	if err != nil {
+		return nil, errs.New(errs.Usage, "{socket} %s: %w", a.socket, err)
+	}
+	defer dir.Close()       //nolint:errcheck // a folder
 	old := unix.Umask(mode) // from its beginning: nobody else gets in
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: first, Net: "unix"})
+	// an address has 107 bytes, fewer than a path may need
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix",
+		Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)})
 	unix.Umask(old)
 	if err != nil {
 		return nil, errs.New(errs.Usage, "{socket} %s: %w", a.socket, err)
@@ -196,7 +242,13 @@ func clearSocket(path string) error {
 		return errs.New(errs.Refused, "{socket} %s: a file that is no socket is there; name another",
 			path)
 	}
-	c, err := net.DialTimeout("unix", path, 5*time.Second)
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return errs.New(errs.Usage, "{socket} %s: %w", path, err)
+	}
+	defer dir.Close() //nolint:errcheck // a folder
+	c, err := net.DialTimeout("unix",
+		fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)), 5*time.Second)
 	if err == nil {
 		return errors.Join(errs.New(errs.Refused,
 			"{socket} %s: a daemon listens there; end it, or name another", path), c.Close())

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -236,7 +237,6 @@ func serverBackend(t testing.TB) *serveBackend {
 func TestServeRefuses(t *testing.T) {
 	t.Chdir(t.TempDir())
 	t.Setenv("HELIOS_STATE", "state")
-	fails(t, hc(t, "serve", "--inherit", "9", "--group"), 2, "serve", "leave --group out")
 	f, err := os.Create("plain")
 	require.NoError(t, err)
 	require.NoError(t, f.Close())
@@ -261,7 +261,11 @@ func TestServeChild(t *testing.T) {
 	ctx, stop := interruptible()
 	defer stop()
 	args := []string{"serve"}
-	if path := os.Getenv(serveChildEnv); path != "activated" {
+	path := os.Getenv(serveChildEnv)
+	if rest, lingers := strings.CutPrefix(path, "linger "); lingers {
+		path, args = rest, append(args, "--json", "--linger", "1s")
+	}
+	if path != "activated" {
 		args = append(args, "--socket", path)
 	} else {
 		require.NoError(t, os.Setenv("LISTEN_PID", fmt.Sprint(os.Getpid())))
@@ -345,6 +349,42 @@ func TestServeProcess(t *testing.T) {
 	}
 	_, err = os.Stat(path)
 	require.ErrorIs(t, err, os.ErrNotExist, "the daemon removes its socket")
+}
+
+// A daemon in the background has its place to itself, writes messages to a file, and ends behind its
+// last client, however long the path of its socket is.
+func TestServeLingers(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), strings.Repeat("long", 30))
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	t.Setenv("HELIOS_STATE", filepath.Join(dir, "state"))
+	path := filepath.Join(dir, "s")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestServeChild$")
+	cmd.Env = append(os.Environ(), serveChildEnv+"=linger "+path)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // of a test that fails
+	said, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	heard, err := io.ReadAll(said) // it closes what it was started with
+	require.NoError(t, err)
+	require.Contains(t, string(heard), `"listening"`)
+	fails(t, hc(t, "serve", "--socket", path, "--linger", "1s"), 4, "serve", "holds "+path+".log")
+	t.Chdir(dir)
+	c, err := net.Dial("unix", "s")
+	require.NoError(t, err)
+	_, err = c.Write([]byte{255, 255, 255, 255}) // a frame that is none: the client is sent away
+	require.NoError(t, err)
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(20*time.Second)))
+	_, err = io.ReadAll(c)
+	require.NoError(t, err)
+	log, err := os.ReadFile("s.log")
+	require.NoError(t, err)
+	require.Regexp(t, fmt.Sprintf("^heliosctl .*, process %d\n", cmd.Process.Pid), string(log))
+	require.NoError(t, c.Close())
+	require.NoError(t, cmd.Wait(), "it ends with 0")
+	left, err := filepath.Glob("s*")
+	require.NoError(t, err)
+	require.Empty(t, left)
 }
 
 // readByRanks returns what epochs of a world of ranks read from SSDs: as one job, or as jobs of one

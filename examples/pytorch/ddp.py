@@ -1,7 +1,6 @@
 """GraphSAGE, GAT, GATv2 or a jumping-knowledge network, by any number of processes.
 
-    heliosctl serve --socket /tmp/h.sock &
-    torchrun --nproc-per-node 2 --max-restarts 3 ddp.py DATASET --socket /tmp/h.sock
+    torchrun --nproc-per-node 2 --max-restarts 3 ddp.py DATASET
 
 A step of the optimiser is of --step-batches mini-batches, whoever makes them: losses are the same
 with each number of processes that divides it, to the rounding of sums. With --checkpoint FILE the
@@ -63,7 +62,7 @@ def sum_of(total: torch.Tensor) -> torch.Tensor:
 
 p = argparse.ArgumentParser(description=__doc__)
 p.add_argument("dataset")
-p.add_argument("--socket", help="of the daemon that all processes of a machine share")
+p.add_argument("--socket", help="of a daemon that runs; else your own is joined or started")
 p.add_argument("--model", choices=list(CONVS), default="sage")
 p.add_argument("--epochs", type=int, default=3)
 p.add_argument("--batch-size", type=int, default=256)

@@ -39,7 +39,7 @@ class SAGE(torch.nn.Module):
 
 p = argparse.ArgumentParser(description=__doc__)
 p.add_argument("dataset")
-p.add_argument("--socket", help="of a daemon that runs; else a private one is started")
+p.add_argument("--socket", help="of a daemon that runs; else your own is joined or started")
 p.add_argument("--epochs", type=int, default=5)
 p.add_argument("--batch-size", type=int, default=1024)
 a = p.parse_args()

@@ -34,6 +34,9 @@ const (
 // Key is the option's name.
 func (o Option[T]) Key() string { return o.declared.Name }
 
+// Words returns the texts of an option that names a file which name none.
+func (o Option[T]) Words() []string { return o.declared.Words() }
+
 // UseOf returns what a text of the option can do.
 func (o Option[T]) UseOf(text string) Use { return o.declared.UseOf(text) }
 

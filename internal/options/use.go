@@ -47,6 +47,9 @@ func (o Option) UseOf(text string) Use {
 	return Setting
 }
 
+// Words returns the texts of an option that names a file which name none.
+func (o Option) Words() []string { return words(o.tag.Get("words")) }
+
 // areWords reports whether a text is a list of words, each perhaps with a number as in presample:2.
 func areWords(text string, words []string) bool {
 	for part := range strings.SplitSeq(text, ",") {

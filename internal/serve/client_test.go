@@ -278,15 +278,16 @@ func (c *client) release(a answer) {
 
 // rig is a server with its socket.
 type rig struct {
-	b    *fakeBackend
-	s    *Server
-	path string
+	b     *fakeBackend
+	s     *Server
+	path  string
+	ended chan error // when Serve has returned
 }
 
 func start(t testing.TB, set func(*Config)) *rig {
 	t.Helper()
 	r := &rig{b: &fakeBackend{batches: 6, rows: func(int) int { return 100 }},
-		path: filepath.Join(t.TempDir(), "s")}
+		path: filepath.Join(t.TempDir(), "s"), ended: make(chan error, 1)}
 	c := Config{Backend: r.b, Memory: 64 << 20, Timeout: 5 * time.Second}
 	if set != nil {
 		set(&c)
@@ -295,11 +296,10 @@ func start(t testing.TB, set func(*Config)) *rig {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: r.path, Net: "unix"})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- r.s.Serve(ctx, l) }()
+	go func() { r.ended <- r.s.Serve(ctx, l) }()
 	t.Cleanup(func() {
 		cancel()
-		require.NoError(t, <-done)
+		require.NoError(t, <-r.ended)
 		require.NoError(t, l.Close())
 		require.Zero(t, r.b.open.Load(), "datasets or loaders stay open")
 		require.Zero(t, r.s.memory.used.Load(), "rings stay")

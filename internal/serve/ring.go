@@ -27,7 +27,7 @@ func (m *memory) take(n int64) error {
 	if now := m.used.Add(n); now > m.limit {
 		m.used.Add(-n)
 		return errs.New(errs.Capability,
-			"the rings of this daemon's clients and what they ask for may take %s together, and another %s is too much; use fewer slots or smaller batches, or give the daemon a larger %v",
+			"the rings of this daemon's clients and what they ask for may take %s together, and another %s is too much; use fewer slots or smaller batches, or run \"heliosctl serve\" with a larger %v",
 			units.FormatBytes(m.limit), units.FormatBytes(n), errs.Key("memory"))
 	}
 	return nil

@@ -175,11 +175,15 @@ type Tensor struct {
 type Config struct {
 	Backend    Backend
 	Version    string
-	MaxClients int   // at once; default 16
+	MaxClients int   // at once; default 128
 	Memory     int64 // of all rings, lists of nodes and requests
 	Group      bool  // members of the daemon's group are let in, too
 	Timeout    time.Duration
 	Note       func(string)
+	// Linger: Serve returns so long after the last client has left; 0: never.
+	Linger time.Duration
+	// Environment is told to clients of the daemon's own user, who may want another one.
+	Environment map[string]string
 
 	// patience is the time that ranks of a job that want batches wait with one whose slots are all
 	// full.
@@ -236,7 +240,7 @@ func (s *Server) Stats() Stats {
 // New returns a server.
 func New(c Config) *Server {
 	if c.MaxClients == 0 {
-		c.MaxClients = 16
+		c.MaxClients = 128
 	}
 	if c.Timeout == 0 {
 		c.Timeout = 30 * time.Second
@@ -253,9 +257,28 @@ func New(c Config) *Server {
 	return &Server{Config: c, memory: memory{limit: c.Memory}}
 }
 
-// Serve accepts clients until ctx ends, ends their sessions, and returns nil.
+// Serve accepts clients until ctx ends, or nobody has come for Config.Linger, ends their sessions,
+// and returns nil.
 func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
-	stop := context.AfterFunc(ctx, func() { _ = l.SetDeadline(time.Unix(1, 0)) })
+	var mu sync.Mutex // of connected, and of the deadline that it sets
+	connected := 0
+	count := func(n int) {
+		mu.Lock()
+		defer mu.Unlock()
+		var until time.Time
+		if connected += n; connected == 0 && s.Linger > 0 {
+			until = time.Now().Add(s.Linger)
+		}
+		if ctx.Err() == nil {
+			_ = l.SetDeadline(until)
+		}
+	}
+	count(0)
+	stop := context.AfterFunc(ctx, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		_ = l.SetDeadline(time.Unix(1, 0))
+	})
 	defer stop()
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -266,6 +289,9 @@ func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 				err = c.Close()
 				return err
 			}
+			return nil
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return nil
 		}
 		if err != nil {
@@ -285,7 +311,9 @@ func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 			_ = c.Close()
 			continue
 		}
+		count(1)
 		wg.Go(func() {
+			defer count(-1)
 			if err := s.ServeConn(ctx, c); err != nil {
 				s.Note(fmt.Sprintf("a client's session ended: %v", err))
 			}
@@ -295,7 +323,7 @@ func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 
 func (s *Server) full() error {
 	return errs.New(errs.Capability,
-		"the daemon has %d clients, and no more at once; end one, or give the daemon a larger %v",
+		"the daemon has %d clients, and no more at once; end one, or run \"heliosctl serve\" with a larger %v",
 		s.MaxClients, errs.Key("max-clients"))
 }
 

@@ -73,6 +73,25 @@ func TestProtocol(t *testing.T) {
 	c.want("stopped")
 }
 
+// Serve ends a while after its last client, and not before the first one had time to come.
+func TestLinger(t *testing.T) {
+	r := start(t, func(c *Config) { c.Linger = 300 * time.Millisecond })
+	one, other := r.client(t), r.client(t)
+	one.close()
+	select {
+	case <-r.ended:
+		t.Fatal("it ended beside a client")
+	case <-time.After(2 * r.s.Linger):
+	}
+	other.close()
+	select {
+	case err := <-r.ended:
+		r.ended <- err
+	case <-time.After(20 * time.Second):
+		t.Fatal("it did not end")
+	}
+}
+
 // A client that keeps its slots gets no other batch, can stop, and has them still.
 func TestSlowClient(t *testing.T) {
 	r := start(t, nil)

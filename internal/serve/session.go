@@ -219,8 +219,12 @@ func (x *session) handle(q *request) error {
 		if err := x.s.admit(x); err != nil {
 			return err
 		}
-		return x.out.say(map[string]any{"type": "welcome", "protocol": Protocol,
-			"version": x.s.Version, "pid": os.Getpid()}, -1)
+		welcome := map[string]any{"type": "welcome", "protocol": Protocol, "version": x.s.Version,
+			"pid": os.Getpid()}
+		if !x.foreign {
+			welcome["environment"] = x.s.Environment
+		}
+		return x.out.say(welcome, -1)
 	}
 	switch q.Type {
 	case "open":

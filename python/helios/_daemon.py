@@ -1,21 +1,30 @@
-"""Finding heliosctl, and a daemon of our own: ``heliosctl serve --inherit FD``."""
+"""Finding heliosctl, and the daemon of this user, which is started where it does not run."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
+import hashlib
 import os
+import select
 import shutil
 import socket
+import struct
 import subprocess
 import sysconfig
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
 
-from ._errors import CapabilityError, DaemonDied, HeliosError, UsageError, from_code
+from ._errors import CapabilityError, DaemonDied, HeliosError, RefusedError, UsageError, from_code
 
-_GRACE_S = 10.0  # for a daemon to end when its client has gone
-_LOG_BYTES = 4000
+LINGER = "3s"  # of a daemon that we start, without clients
+_GRACE_S = 10.0  # for a daemon that closed its output to end
+_LOG_BYTES = 1000
+_FAULTS = ("panic:", "fatal error:", "runtime:", "unexpected fault", "SIG", "heliosctl serve:")
+# Variables that a daemon goes by, beside the state folder; they are in its welcome.
+_VARIABLES = ("HELIOS_RUN", "HELIOS_LIBCUDA", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 
 def find_binary(binary: str | os.PathLike[str] | None = None) -> str:
@@ -37,79 +46,192 @@ def find_binary(binary: str | os.PathLike[str] | None = None) -> str:
     return found
 
 
-class PrivateDaemon:
-    """A daemon that serves one connection and ends with it.
+def environment(binary: str | None) -> dict[str, str]:
+    """Returns what decides which daemon is ours: variables, the state folder and the program."""
+    state = os.environ.get("HELIOS_STATE")
+    if not state:
+        home = os.environ.get("XDG_STATE_HOME", "")
+        home = home if Path(home).is_absolute() else str(Path("~/.local/state").expanduser())
+        state = str(Path(home) / "heliosctl")
+    program = ""
+    if binary is not None:
+        st = Path(binary).stat()
+        program = f"{st.st_ino}-{st.st_size}-{st.st_mtime_ns}"
+    all_of = {"HELIOS_STATE": state, **{name: os.environ.get(name, "") for name in _VARIABLES}}
+    for name, value in all_of.items():
+        if name == "HELIOS_STATE" or os.sep in value:
+            all_of[name] = os.path.abspath(value)  # noqa: PTH100 - it is not started in our folder
+    return {"program": program, **all_of}
 
-    It has a session of its own, so Ctrl-C at the terminal reaches Python only.
+
+def user_socket(state: str) -> Path:
+    """Returns where the daemon of this user listens, as ``heliosctl serve`` has it."""
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    with contextlib.suppress(OSError):
+        if runtime.is_absolute() and runtime.stat().st_uid == os.geteuid():
+            return runtime / "heliosctl.sock"
+    return Path(state) / f"heliosctl-{socket.gethostname()}.sock"
+
+
+def apart(path: Path, ours: Mapping[str, str]) -> Path:
+    """Returns where a daemon listens that is ours alone, as the one at path is another's."""
+    digest = hashlib.sha256(repr(sorted(ours.items())).encode()).hexdigest()[:8]
+    return path.with_name(f"{path.stem}-{digest}.sock")
+
+
+def difference(welcome: Mapping[str, object], ours: Mapping[str, str], binary: str) -> str | None:
+    """Says in what a daemon is another than the one that we would start; None: in nothing."""
+    theirs, version = welcome.get("environment"), welcome.get("version")
+    who = f"(process {welcome.get('pid')})"
+    if not isinstance(theirs, dict):
+        return f"{who} is heliosctl {version}, which does not say how it was started"
+    for name, value in ours.items():
+        have = theirs.get(name, "")
+        if name == "program" and have != value:
+            mine = _version(binary, value)
+            if mine != version or mine.startswith("(") or "dirty" in mine:
+                return f"{who} is heliosctl {version}, and {binary} is {mine} or another build"
+        elif have != value:
+            return f"{who} was started with {name}={have!r}, and here it is {value!r}"
+    return None
+
+
+@functools.cache
+def _version(binary: str, program: str) -> str:  # noqa: ARG001 - the file may change
+    try:
+        said = subprocess.run([binary, "version"], capture_output=True, text=True, check=False)
+    except OSError as e:
+        raise UsageError(f"{binary} cannot be started: {e.strerror}") from None
+    return (said.stdout.split() or ["heliosctl"] * 2)[1]
+
+
+def start(binary: str, path: Path, ours: Mapping[str, str], timeout: float) -> bool:
+    """Starts the daemon of path; returns whether it listens: another one may be about to.
+
+    It has a session of its own, so Ctrl-C at a terminal reaches Python only, and ends a moment
+    after its last client.
     """
-
-    def __init__(self, binary: str) -> None:
-        """Starts it; ``sock`` is our end of its connection."""
-        self.pid = os.getpid()
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    _reap()
+    path.parent.mkdir(0o700, parents=True, exist_ok=True)
+    command = [binary, "serve", "--json", "--linger", LINGER, "--socket", str(path)]
+    with tempfile.TemporaryFile() as said:
         try:
-            self._process = subprocess.Popen(
-                [binary, "serve", "--inherit", str(theirs.fileno())],
+            process = subprocess.Popen(
+                command,
                 stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=[theirs.fileno()],
+                stdout=subprocess.PIPE,
+                stderr=said,
+                bufsize=0,
+                cwd="/",
+                env={**os.environ, **{k: v for k, v in ours.items() if v and k != "program"}},
                 start_new_session=True,
             )
         except OSError as e:
-            self.sock.close()
-            self._log.close()
             raise UsageError(f"{binary} cannot be started: {e.strerror}") from None
-        finally:
-            theirs.close()
-        self.process_id = self._process.pid
-
-    def cause(self) -> HeliosError:
-        """Returns why it ended, by its exit code and its last words."""
+        assert process.stdout is not None
+        with process.stdout as out:
+            while select.select([out], [], [], timeout)[0] and (heard := out.readline()):
+                if b'"listening"' in heard:
+                    _started.append(process)
+                    return True
         try:
-            code: int | None = self._process.wait(_GRACE_S)
+            code = process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
-            code = None
-        said = ""
-        with contextlib.suppress(ValueError, OSError):
-            size = self._log.seek(0, os.SEEK_END)
-            self._log.seek(max(0, size - _LOG_BYTES))
-            said = self._log.read().decode(errors="replace").strip()
-        said = f": {said}" if said else ""
-        if code is None:
-            return DaemonDied(f"the daemon closed the connection, and still runs{said}")
-        if code < 0:
-            return DaemonDied(f"the daemon was killed by signal {-code}{said}")
-        if code == 0:
-            return DaemonDied(f"the daemon ended{said}")
-        error = from_code(code, f"the daemon ended with exit code {code}{said}")
-        return DaemonDied(str(error)) if type(error) is HeliosError else error
+            process.kill()
+            process.wait()
+            raise HeliosError(f"{' '.join(command)} hangs: it does not listen") from None
+        said.seek(0)
+        why = said.read(_LOG_BYTES).decode(errors="replace").strip()
+    if code == RefusedError.code:
+        return False  # a daemon has the place
+    error = from_code(code, f"{' '.join(command)} ended with exit code {code}: {why}")
+    raise DaemonDied(str(error)) if type(error) is HeliosError else error
 
-    def stop(self) -> None:
-        """Waits for the daemon, whose connection is closed, and ends it if it stays."""
-        if self.pid != os.getpid():
-            self._process.returncode = 0  # the parent's child, not ours to wait for
-            self._log.close()
-            return
-        try:
-            self._process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._process.terminate()
-            try:
-                self._process.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._log.close()
+
+_started: list[subprocess.Popen[bytes]] = []  # daemons that stay when we go
+
+
+def _reap() -> None:
+    """Lets go of daemons that we started and that have ended."""
+    _started[:] = [p for p in _started if p.poll() is None]
+
+
+@atexit.register
+def _leave() -> None:
+    for process in _started:
+        process.returncode = 0
+
+
+def cause(pid: int, path: Path) -> DaemonDied:
+    """Returns why the daemon at path has closed a connection.
+
+    Its log is quoted where it ended by a mistake of its own: other lines are of other clients.
+    """
+    who = f"the daemon (process {pid})"
+    if not _ended(pid):
+        return DaemonDied(f"{who} closed the connection, and still runs")
+    with (
+        contextlib.suppress(OSError),
+        path.with_name(path.name + ".log").open(errors="replace") as log,
+    ):
+        if log.readline().endswith(f"process {pid}\n"):
+            for line in log:
+                if line.startswith(_FAULTS):
+                    return DaemonDied(f"{who} ended: {line}{log.read(_LOG_BYTES)}".rstrip())
+            return DaemonDied(f"{who} was killed; {log.name} has no reason")
+    return DaemonDied(f"{who} ended")
+
+
+def _ended(pid: int) -> bool:
+    """Reports whether a process has ended, or does so in a moment."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return True
+    try:
+        return bool(select.select([fd], [], [], 1.0)[0])
+    finally:
+        os.close(fd)
+        _reap()
+
+
+def reach(path: Path, timeout: float) -> socket.socket | None:
+    """Connects to the daemon of this user at path; returns None where nobody listens."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout)
+        _connect(sock, path)
+        peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        _pid, uid, _gid = struct.unpack("3i", peer)
+        if uid not in (os.geteuid(), 0):
+            raise RefusedError(f"{path} is a socket of user {uid}; remove it")
+    except (FileNotFoundError, ConnectionRefusedError):
+        sock.close()
+        return None
+    except OSError as e:
+        sock.close()
+        raise UsageError(f"the daemon's socket {path}: {e.strerror or e}") from None
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _connect(sock: socket.socket, path: Path) -> None:
+    """Connects to a socket whose path may be longer than an address."""
+    folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
+    try:
+        sock.connect(f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
 
 
 def connect(path: str, timeout: float) -> socket.socket:
-    """Connects to a daemon's socket."""
+    """Connects to the socket that the user names."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(timeout)
     try:
-        sock.connect(path)
+        _connect(sock, Path(path))
     except OSError as e:
         sock.close()
         raise UsageError(

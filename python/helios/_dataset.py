@@ -17,7 +17,7 @@ from . import _daemon
 from ._errors import CapabilityError, HeliosError, ProtocolError, UsageError
 from ._hetero import EdgeType, Schema
 from ._ring import is_count
-from ._session import Session
+from ._session import Session, join
 
 PathLike = str | os.PathLike[str]
 Array = np.ndarray[Any, Any]
@@ -446,11 +446,10 @@ class Dataset:
         how = self._how
         if how.socket is not None:
             return Session(_daemon.connect(how.socket, how.timeout), how.timeout)
-        daemon = _daemon.PrivateDaemon(_daemon.find_binary(how.binary))
-        return Session(daemon.sock, how.timeout, daemon)
+        return join(how.binary, how.timeout)
 
     def close(self) -> None:
-        """Closes the connection, and ends a daemon of our own. Batches that live stay valid."""
+        """Closes the connection. Batches that live stay valid."""
         self._closed = True
         if self._finalizer is not None and self._pid == os.getpid():
             self._finalizer()
@@ -509,9 +508,9 @@ def open(  # noqa: A001 - the name that users write is helios.open
 
     Args:
         dataset: the folder that ``heliosctl import`` or :func:`helios.save` made.
-        socket: of a daemon that runs (``heliosctl serve --socket PATH``). Without one, a private
-            daemon is started, and ends with this process or :meth:`Dataset.close`.
-        binary: heliosctl, for a private daemon; else $HELIOSCTL, else the one in PATH.
+        socket: of a daemon that runs (``heliosctl serve --socket PATH``). Without one, all of
+            your processes share a daemon, which the first one starts and the last one ends.
+        binary: heliosctl, to start it; else $HELIOSCTL, else the one in PATH.
         ssd_file: files that play SSDs and hold the dataset's rows.
         ssd: names of bound SSDs to use. Without either, all that are bound.
         timeout: seconds that the daemon may be silent while we wait for it, such as while it finds

@@ -25,7 +25,7 @@ from ._errors import CapabilityError, DeviceError, HeliosError, ProtocolError, U
 from ._hetero import EdgeType, relation_fanouts
 from ._ring import Ring, is_count
 from ._session import Session
-from ._settings import Settings
+from ._settings import FILES, Settings
 from ._wire import close_all
 
 if TYPE_CHECKING:
@@ -758,15 +758,25 @@ def _parse(
 
 def _plain(key: str, value: Any) -> Any:
     """Returns an option's value as JSON has it."""
+    if isinstance(value, str) and not _is_word(value, FILES.get(key)):
+        return os.path.abspath(value)  # noqa: PTH100
     if isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, os.PathLike):
-        return os.fspath(value)
+        return os.path.abspath(value)  # noqa: PTH100
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Sequence):
         return ",".join(str(_plain(key, v)) for v in value)
     raise UsageError(f"option {key} has the value {value!r}; give a number, a text or a list")
+
+
+def _is_word(value: str, words: tuple[str, ...] | None) -> bool:
+    """Whether the text of an option is no file, which the daemon would look for in its own folder.
+
+    A word may have a number, as presample:2.
+    """
+    return words is None or {w.partition(":")[0] for w in value.split(",")} <= set(words)
 
 
 def _node_ids(nodes: Any, num_nodes: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from ._daemon import PrivateDaemon
-from ._errors import DaemonDied, HeliosError, ProtocolError, from_code
+from . import _daemon
+from ._errors import (
+    CapabilityError,
+    DaemonDied,
+    HeliosError,
+    ProtocolError,
+    UsageError,
+    from_code,
+)
 from ._ring import is_count
 from ._version import __version__
 from ._wire import Connection, Message, close_all
 
 PROTOCOL = 3
+
+_START_S = 60.0  # for a daemon that another process starts
+
+_log = logging.getLogger("helios")
+_said: set[str] = set()
 
 Frame = tuple[Message, list[int]]
 
@@ -27,11 +42,11 @@ _OF_LOADERS = ("ring", "batch", "epoch_end", "stopped", "error")
 class Session:
     """One connection, used by the process that made it. Its methods may be called by any thread."""
 
-    def __init__(
-        self, sock: socket.socket, timeout: float, daemon: PrivateDaemon | None = None
-    ) -> None:
+    def __init__(self, sock: socket.socket, timeout: float, path: Path | None = None) -> None:
+        """Says hello. The path is that of the user's own daemon, which keeps a log beside it."""
         self._connection = Connection(sock, timeout)
-        self._daemon = daemon
+        self._path = path
+        self.daemon_pid: object = None
         self._asking = threading.Lock()  # one request at a time
         self._receiving = threading.Lock()
         self._sending = threading.Lock()
@@ -41,7 +56,7 @@ class Session:
         # sending; so it only leaves a note here, and sends it where nobody else does.
         self._notes: deque[Message] = deque()
         try:
-            welcome, _ = self.ask(
+            self.welcome, _ = self.ask(
                 {"type": "hello", "protocol": PROTOCOL, "client": f"helios-python {__version__}"},
                 "welcome",
             )
@@ -49,8 +64,8 @@ class Session:
             self.close()
             raise
         self._connection.greeted = True
-        self.daemon_version = str(welcome.get("version", ""))
-        self.daemon_pid = welcome.get("pid")
+        self.daemon_version = str(self.welcome.get("version", ""))
+        self.daemon_pid = self.welcome.get("pid")
 
     @property
     def alive(self) -> bool:
@@ -58,11 +73,8 @@ class Session:
         return not self._connection.closed and self._connection.pid == os.getpid()
 
     def close(self) -> None:
-        """Ends the session, and the daemon with it where it is our own."""
+        """Ends the session."""
         self._connection.close()
-        daemon, self._daemon = self._daemon, None
-        if daemon is not None:
-            daemon.stop()
 
     def ask(
         self, message: Mapping[str, Any], answer: str, fds: Sequence[int] = ()
@@ -176,8 +188,65 @@ class Session:
         self._connection.close()
         return ProtocolError(what)
 
-    def _died(self, error: DaemonDied) -> HeliosError:
-        return error if self._daemon is None else self._daemon.cause()
+    def _died(self, error: DaemonDied) -> DaemonDied:
+        if self._path is None or not isinstance(self.daemon_pid, int):
+            return error
+        return _daemon.cause(self.daemon_pid, self._path)
+
+
+class _Stranger(UsageError):
+    """A daemon that does not speak our protocol."""
+
+
+def join(binary: str | None, timeout: float) -> Session:
+    """Joins the daemon of this user, which is started where none runs.
+
+    Where the one that runs is another than we would start, ours listens apart from it.
+    """
+    try:
+        found: str | None = _daemon.find_binary(binary)
+    except CapabilityError:
+        found = None  # we can join a daemon all the same
+    ours = _daemon.environment(found)
+    path = _daemon.user_socket(ours["HELIOS_STATE"])
+    try:
+        session = _joined(path, found, ours, timeout)
+    except _Stranger as e:
+        if found is None:
+            raise
+        differs: str | None = f"refuses: {e}"
+    else:
+        if found is None:
+            return session
+        differs = _daemon.difference(session.welcome, ours, found)
+        if differs is None:
+            return session
+        session.close()
+    said = f"the daemon at {path} {differs}; this process has another daemon"
+    if said not in _said:
+        _said.add(said)
+        _log.warning("%s", said)
+    return _joined(_daemon.apart(path, ours), found, ours, timeout)
+
+
+def _joined(path: Path, binary: str | None, ours: Mapping[str, str], timeout: float) -> Session:
+    """Joins the daemon at path, and starts it if need be."""
+    until = time.monotonic() + min(timeout, _START_S)
+    while True:
+        sock = _daemon.reach(path, timeout)
+        if sock is not None:
+            try:
+                return Session(sock, timeout, path)
+            except DaemonDied:  # it was about to end
+                started = False
+            except UsageError as e:
+                raise _Stranger(str(e)) from None
+        else:
+            started = _daemon.start(binary or _daemon.find_binary(), path, ours, timeout)
+        if not started:
+            if time.monotonic() > until:
+                raise HeliosError(f"the daemon of {path} does not listen; see {path}.log")
+            time.sleep(0.02)
 
 
 def _error(message: Message) -> HeliosError:

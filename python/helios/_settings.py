@@ -224,3 +224,14 @@ class Settings(TypedDict, total=False):
     #: that of cpu-cache, of which lists have what they need while a superbatch is sampled, and rows
     #: all while one trains (with superbatch-overlap each has half)
     neighbor_cache: Text
+
+
+#: settings that name a file or folder, and the words that they may be instead
+FILES: dict[str, tuple[str, ...]] = {
+    "partition": (),
+    "parted": (),
+    "superbatch-dir": (),
+    "packed": (),
+    "hotness": ("presample", "degree", "out-degree", "pagerank", "foresight"),
+    "hotness-dir": ("off",),
+}

@@ -23,6 +23,9 @@ import helios
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Daemons of these tests listen in the state folder that a test names.
+os.environ.pop("XDG_RUNTIME_DIR", None)
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 

@@ -201,7 +201,7 @@ from helios.loader import NeighborLoader
 
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
-with helios.open(sys.argv[1], socket=sys.argv[2]) as ds:
+with helios.open(sys.argv[1], binary=sys.argv[2]) as ds:
     nodes = torch.arange(485)  # 5 batches: of 3 ranks the last lacks one
     loader = NeighborLoader(
         ds, [3, 2], nodes, batch_size=97, shuffle=True, rank=rank, world_size=world,
@@ -240,7 +240,7 @@ def test_a_plain_loop_ends(site, tmp_path, ranks, more, want):
     script = tmp_path / "plain.py"
     script.write_text(PLAIN)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(ranks), str(script), str(folder / "g"), str(daemon.path)]
+    command += ["--nproc-per-node", str(ranks), str(script), str(folder / "g"), daemon.binary]
     done = subprocess.run(
         [*command, more], capture_output=True, text=True, timeout=120, check=False,
         env={**os.environ, **ENVIRONMENT},

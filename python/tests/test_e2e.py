@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -244,7 +245,7 @@ def test_a_killed_daemon(site):
         b = next(it)
         want = b.x.copy()
         os.kill(ds.session()[0].daemon_pid, signal.SIGKILL)
-        with pytest.raises(helios.DaemonDied, match="signal 9"):
+        with pytest.raises(helios.DaemonDied, match="was killed"):
             list(it)
         assert np.array_equal(b.x, want)
         assert len(list(loader)) == len(loader)
@@ -275,6 +276,86 @@ def test_a_shared_daemon(site, arrays):
             daemon.send_signal(signal.SIGINT)
             daemon.wait(30)
     assert daemon.returncode in (0, 130)
+
+
+ONE = """
+import hashlib, os, sys
+import helios
+
+def read(ds, **options):
+    sums = hashlib.sha256()
+    for b in helios.NumpyLoader(ds, [4, 3], batch_size=50, **options):
+        sums.update(b.n_id.tobytes() + b.x.tobytes())
+    print("read", ds.session()[0].daemon_pid, sums.hexdigest(), flush=True)
+
+ds = helios.open(sys.argv[1], binary=sys.argv[2])
+"""
+
+
+def test_one_daemon(site):
+    """Scripts with caches of their own, a session of Python and four workers share it."""
+    run = [sys.executable, "-q", "-i", "-", str(site.dataset), site.binary]
+    script = [sys.executable, "-c", ONE + "read(ds, cpu_cache=sys.argv[3])", *run[4:]]
+    commands = [[*script, "0"], [*script, "30%"], run]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    read, write = os.pipe()
+    children = []
+    with contextlib.ExitStack() as stack:
+        others = [stack.enter_context(subprocess.Popen(c, text=True, **pipes)) for c in commands]
+        typed = ONE + "read(ds)\n"
+        ds = stack.enter_context(site.open())
+        loader = helios.NumpyLoader(ds, [4, 3], batch_size=50)
+        for worker in range(4):
+            children.append(os.fork())
+            if children[-1] == 0:
+                try:
+                    part = loader._part(worker, 4)
+                    seen = [b.index for b in part._own_batches()]
+                    pid = part.dataset.session()[0].daemon_pid
+                    os.write(write, f"{pid} {' '.join(map(str, seen))}\n".encode())
+                finally:
+                    os._exit(0)
+        os.close(write)
+        said = [p.communicate(typed if p is others[2] else None, timeout=60) for p in others]
+        with os.fdopen(read) as f:
+            parts = [line.split() for line in f]
+        for child in children:
+            os.waitpid(child, 0)
+        pid = str(ds.session()[0].daemon_pid)
+        answers = [line for out, _ in said for line in out.splitlines() if line.startswith("read")]
+        assert len(answers) == 3, said
+        assert {a.split()[1] for a in answers} | {p[0] for p in parts} == {pid}
+        assert len(set(answers)) == 1, "the same bits whatever the caches"
+        assert sorted(int(i) for p in parts for i in p[1:]) == list(range(len(loader)))
+
+
+def test_another_daemon(site, tmp_path, monkeypatch, caplog):
+    """One of another build, or started under other variables, does not serve us unasked."""
+    with site.open() as ds:
+        pid = ds.session()[0].daemon_pid
+        other = shutil.copy(site.binary, tmp_path)
+        for _ in range(2):
+            with helios.open(site.dataset, binary=other) as two:
+                assert two.session()[0].daemon_pid != pid
+        assert [other in r.getMessage() for r in caplog.records] == [True]
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+        with site.open() as two, site.open() as three:
+            apart = two.session()[0].daemon_pid
+            assert apart == three.session()[0].daemon_pid != pid
+        assert "CUDA_VISIBLE_DEVICES='', and here it is '7'" in caplog.text
+
+
+def test_files_are_found_from_here(site, tmp_path, monkeypatch):
+    """The daemon runs in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HELIOS_STATE", os.path.relpath(os.environ["HELIOS_STATE"]))
+    Path("order.txt").write_text("\n".join(map(str, range(NODES))))
+    with site.open() as ds:
+        for hotness in ("order.txt", "degree", Path("order.txt")):
+            loader = helios.NumpyLoader(ds, [4, 3], cpu_cache="5%", hotness=hotness)
+            assert len(list(loader)) == len(loader)
+        with pytest.raises(helios.UsageError, match=str(tmp_path / "nothing")):
+            helios.NumpyLoader(ds, [4, 3], cpu_cache="5%", hotness="nothing")
 
 
 def test_save(site, tmp_path):
@@ -368,7 +449,7 @@ def test_types_and_a_killed_daemon(site, tmp_path, monkeypatch):
             it = iter(loader)
             kept = [next(it), next(it)]
             os.kill(ds.session()[0].daemon_pid, signal.SIGKILL)
-            with pytest.raises(helios.DaemonDied, match="signal 9"):
+            with pytest.raises(helios.DaemonDied, match="was killed"):
                 list(it)
             loader.load_state_dict({**loader.state_dict(), "batch": 2})
             for i, batch in enumerate([*kept, *loader]):
@@ -564,39 +645,36 @@ def test_another_user_is_refused(site):
             assert said in answer
 
 
-@pytest.mark.skipif(not WIDE, reason="HELIOS_WIDE=1 runs the long tests")
 def test_random_kills(site, arrays):
     """100 kills, of clients and of their daemon: the next ones find all as it was."""
     rng = random.Random(1)
     code = (
         "import helios, sys\n"
-        "ds = helios.open(sys.argv[1], socket=sys.argv[2])\n"
+        "ds = helios.open(sys.argv[1], binary=sys.argv[2])\n"
         "l = helios.NumpyLoader(ds, [4, 3], batch_size=50)\n"
-        "print('ready', flush=True)\n"
+        "print(ds.session()[0].daemon_pid, flush=True)\n"
         "while True:\n"
         "    for b in l: pass\n"
     )
     killed = {"client": 0, "daemon": 0}
-    while sum(killed.values()) < 100:
-        with serving(site, "kills.sock") as (path, daemon):
-            for _ in range(10):
-                command = [sys.executable, "-c", code, str(site.dataset), str(path)]
-                with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as c:
-                    c.stdout.readline()
-                    threading.Event().wait(rng.random() / 10)
-                    if rng.random() < 0.2:
-                        daemon.kill()
-                        assert b"DaemonDied" in c.communicate(timeout=60)[1]
-                        killed["daemon"] += 1
-                        break
-                    c.kill()
-                    c.communicate()
-                    killed["client"] += 1
-                with site.open(socket=path) as ds:
-                    for b in helios.NumpyLoader(ds, [4, 3], batch_size=300):
-                        assert np.array_equal(b.x, arrays["features"][b.n_id])
+    for _ in range(100 if WIDE else 4):
+        command = [sys.executable, "-c", code, str(site.dataset), site.binary]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as c:
+            pid = int(c.stdout.readline())
+            threading.Event().wait(rng.random() / 10)
+            if rng.random() < 0.3:
+                os.kill(pid, signal.SIGKILL)
+                assert f"(process {pid}) was killed" in c.communicate(timeout=60)[1].decode()
+                killed["daemon"] += 1
             else:
-                fds = len(os.listdir(f"/proc/{daemon.pid}/fd"))
-                assert fds < 40, "descriptors of clients that are gone"
+                c.kill()
+                c.communicate()
+                killed["client"] += 1
+        with site.open() as ds:
+            for b in helios.NumpyLoader(ds, [4, 3], batch_size=300):
+                assert np.array_equal(b.x, arrays["features"][b.n_id])
+            now = ds.session()[0].daemon_pid
+            fds = len(os.listdir(f"/proc/{now}/fd"))
+            assert fds < 40, "descriptors of clients that are gone"
     print(killed)
-    assert min(killed.values()) > 5
+    assert min(killed.values()) > (5 if WIDE else 0)

@@ -552,70 +552,33 @@ def script(folder, text):
     return path
 
 
-PRIVATE = f"""
-import os, socket, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from fakeserver import Peer
-assert sys.argv[1:3] == ["serve", "--inherit"], sys.argv
-print("started", flush=True)
-sock = socket.socket(fileno=int(sys.argv[3]))
-Peer(sock, None).serve()
-"""
-
-
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def test_a_private_daemon(tmp_path):
-    binary = script(tmp_path, PRIVATE)
-    with helios.open("x", binary=binary) as ds:
-        pid = ds.session()[0].daemon_pid
-        assert pid != os.getpid()
-        assert os.getsid(pid) != os.getsid(0), "Ctrl-C at the terminal would end it"
-        assert [b.index for b in helios.NumpyLoader(ds)] == [0, 1, 2, 3, 4]
-        loader = helios.NumpyLoader(ds)
-        assert in_child(lambda: [b.index for b in loader]) == "[0, 1, 2, 3, 4]"
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(helios.DaemonDied, match="killed by signal 9"):
-            list(loader)
-        assert len(list(loader)) == 5
-        second = ds.session()[0].daemon_pid
-        assert second != pid
-    assert not alive(pid)
-    assert not alive(second)
-
-
-def test_a_private_daemon_ends_with_its_dataset(tmp_path):
-    ds = helios.open("x", binary=script(tmp_path, PRIVATE))
-    pid = ds.session()[0].daemon_pid
-    del ds
-    gc.collect()
-    assert not alive(pid)
-
-
 @pytest.mark.parametrize(
     ("code", "kind"),
     [(2, helios.UsageError), (3, helios.CapabilityError), (1, helios.DaemonDied)],
 )
-def test_a_private_daemon_that_cannot_start(tmp_path, code, kind):
+def test_a_daemon_that_cannot_start(tmp_path, monkeypatch, code, kind):
+    monkeypatch.setenv("HELIOS_STATE", str(tmp_path / "state"))
     text = f"import sys; print('no such flag', file=sys.stderr); sys.exit({code})"
     with pytest.raises(kind, match="no such flag"):
         helios.open("x", binary=script(tmp_path, text))
 
 
-def test_a_private_daemon_that_hangs(tmp_path, monkeypatch):
+def test_a_daemon_that_hangs(tmp_path, monkeypatch):
+    monkeypatch.setenv("HELIOS_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(helios._daemon, "_GRACE_S", 0.2)
     text = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     with pytest.raises(helios.HeliosError, match="hangs"):
         helios.open("x", binary=script(tmp_path, text), timeout=0.5)
 
 
+def test_a_place_that_is_held(tmp_path, monkeypatch):
+    monkeypatch.setenv("HELIOS_STATE", str(tmp_path / "state"))
+    with pytest.raises(helios.HeliosError, match="does not listen"):
+        helios.open("x", binary=script(tmp_path, "raise SystemExit(4)"), timeout=0.5)
+
+
 def test_no_binary(tmp_path, monkeypatch):
+    monkeypatch.setenv("HELIOS_STATE", str(tmp_path / "state"))
     monkeypatch.delenv("HELIOSCTL", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
