@@ -521,6 +521,8 @@ func BenchmarkDoor(b *testing.B) {
 			d := openDoor(b, serve.New(serve.Config{Backend: backend, Memory: 1 << 30}))
 			_, err = d.loader(map[string]any{"options": options})
 			require.NoError(b, err)
+			_, err = d.epoch(0, 0) // the ring grows, and its pages come
+			require.NoError(b, err)
 			var here, formed, through took
 			batches := 0
 			var form []byte

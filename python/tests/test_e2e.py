@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -343,6 +344,47 @@ def test_another_daemon(site, tmp_path, monkeypatch, caplog):
             apart = two.session()[0].daemon_pid
             assert apart == three.session()[0].daemon_pid != pid
         assert "CUDA_VISIBLE_DEVICES='', and here it is '7'" in caplog.text
+
+
+@pytest.mark.parametrize("runtime", [False, True])
+def test_a_daemon_of_a_terminal_is_joined(site, tmp_path, monkeypatch, runtime):
+    monkeypatch.setenv("HELIOS_STATE", str(tmp_path / "state"))  # rows are the folder's
+    if runtime:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    command = [site.binary, "serve", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as daemon:
+        try:
+            daemon.stdout.readline()  # it listens
+            with site.open() as ds:
+                assert ds.session()[0].daemon_pid == daemon.pid
+        finally:
+            daemon.send_signal(signal.SIGINT)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_socket_of_another_user(site, tmp_path, monkeypatch):
+    monkeypatch.setenv("HELIOS_STATE", str(tmp_path))
+    read, write = os.pipe()
+    with socket.socket(socket.AF_UNIX) as theirs:
+        theirs.bind(str(helios._daemon.user_socket(str(tmp_path))))
+        child = os.fork()
+        if child == 0:
+            try:
+                os.setuid(65534)
+                theirs.listen()
+                os.write(write, b"x")
+                signal.pause()
+            finally:
+                os._exit(1)
+        try:
+            os.read(read, 1)
+            with pytest.raises(helios.RefusedError, match="of user 65534"):
+                site.open()
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(read)
+            os.close(write)
 
 
 def test_files_are_found_from_here(site, tmp_path, monkeypatch):
