@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -320,13 +323,45 @@ def test_the_tour(tmp_path, binary, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines() == want
 
 
-@pytest.mark.parametrize("name", ["sage_pyg.py", "sage_torch.py", "neighbor_helios.py"])
-def test_examples(tmp_path, binary, monkeypatch, capsys, name):
+@pytest.fixture
+def made_graph(tmp_path, binary, monkeypatch):
     out = tmp_path / "g"
     monkeypatch.setenv("HELIOS_STATE", str(tmp_path / "state"))
     helios.run("generate", "--nodes=2000", "--dim=16", "--classes=4", f"--out={out}", binary=binary)
-    laid_out(tmp_path, out, binary, "32MiB")
     monkeypatch.setenv("HELIOSCTL", binary)
+    return out
+
+
+FRAMEWORKS = [
+    ("lightning", "lightning_sage.py", r"test accuracy 0\.[6-9]"),
+    (
+        "torchdata.stateful_dataloader",
+        "workers.py",
+        "epoch 1: 19 batches; stopped after 3, then 16",
+    ),
+    ("ray.train", "ray_sage.py", r"train accuracy 0\.[6-9].* in 5 batches a rank"),
+]
+
+
+@pytest.mark.parametrize(("package", "name", "said"), FRAMEWORKS, ids=[f[0] for f in FRAMEWORKS])
+def test_examples_of_frameworks(made_graph, package, name, said):
+    """In a process of their own; without SSDs, since workers and ranks have daemons of theirs."""
+    pytest.importorskip(package, reason=f"no {package}")
+    more = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(EXAMPLES / name), str(made_graph)],
+        env={**os.environ, **more},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert re.search(said, done.stdout), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["sage_pyg.py", "sage_torch.py", "neighbor_helios.py"])
+def test_examples(tmp_path, made_graph, binary, monkeypatch, capsys, name):
+    out = made_graph
+    laid_out(tmp_path, out, binary, "32MiB")
     more = [] if name == "neighbor_helios.py" else ["--epochs", "4", "--batch-size", "256"]
     monkeypatch.setattr("sys.argv", [name, str(out), *more])
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
