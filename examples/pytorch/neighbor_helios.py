@@ -17,7 +17,7 @@ data = helios.open(sys.argv[1])
 loader = NeighborLoader(data, [10, 5], batch_size=256, input_nodes=data.train_mask, shuffle=True)
 
 torch.manual_seed(1)
-model = GraphSAGE(data.num_features, 64, num_layers=2, out_channels=data.num_classes)
+model = GraphSAGE(data.num_features, 64, num_layers=2, out_channels=int(data.y.max()) + 1)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 for epoch in range(5):
     total = 0.0

@@ -316,6 +316,7 @@ class Dataset:
     @x.deleter
     def x(self) -> None:
         """Has a NeighborLoader of this dataset, or copy, sample without reading features."""
+        self._untyped("x")
         self._dropped = (*self._dropped, "x")
 
     @property
@@ -329,6 +330,7 @@ class Dataset:
     @y.deleter
     def y(self) -> None:
         """Has batches without labels, as ``del dataset.x`` has them without features."""
+        self._untyped("y")
         self._dropped = (*self._dropped, "y")
 
     @property

@@ -245,9 +245,10 @@ class NeighborLoader(Loader[Any]):
         """Returns a loader of PyG's that asks for no features."""
         from .pyg import NeighborLoader as Own
 
-        if self.world_size > 1 or self._request["options"].get("sampler"):
+        if self.world_size > 1 or self._request["options"].get("sampler") or not self._random:
             raise CapabilityError(
-                f"a loader without {', '.join(self.data._dropped)} has no ranks or sampler"
+                f"a loader without {' and '.join(self.data._dropped)} samples in this process, by "
+                "torch's generator: leave out seed, rank and sampler"
             )
         return Own(
             self.data,
@@ -262,6 +263,8 @@ class NeighborLoader(Loader[Any]):
 
     def __call__(self, index: Any) -> Any:
         """Returns a batch of the input nodes at these places."""
+        if self.data._dropped:
+            return self._bare()(index)
         places = np.atleast_1d(np.asarray(index))
         seeds = self._seeds()[places]
         one = copy.copy(self)
@@ -297,7 +300,9 @@ class NeighborLoader(Loader[Any]):
         kind, convert, _ = _kinds()
         b = batch if convert is None else convert(batch)
         if isinstance(b, HeteroBatch):
-            item = attach(self._typed(b), self.data)
+            item = self._typed(b)
+            if not isinstance(item, HeteroBatch):
+                attach(item, self.data)
             return item if self.transform is None else self.transform(item)
         item = kind(
             x=b.x,
@@ -378,7 +383,9 @@ def attach(batch: Any, dataset: Dataset) -> Any:
         store = batch if of is None else batch[of]
         part = value
         if kind:
-            index = getattr(store, kind)
+            index = getattr(store, kind, None)
+            if index is None:  # without PyG a batch has no e_id
+                continue
             part = value[index.to(value.device) if hasattr(value, "device") else _numpy(index)]
         setattr(store, name, part)
     return batch

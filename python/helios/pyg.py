@@ -59,18 +59,17 @@ def _finish(batch: Any, dataset: Dataset, transform: Callable[[Any], Any] | None
     return batch if transform is None else transform(batch)
 
 
-def _arguments(data: Any, num_neighbors: Any, more: dict[str, Any]) -> tuple[Dataset, Any]:
-    """Returns the dataset and the sampler, and has PyG's loader's arguments give both."""
-    dataset, sampler = dataset_of(data), more.get("neighbor_sampler")
+def _arguments(data: Any, num_neighbors: Any, more: dict[str, Any]) -> Dataset:
+    """Returns the dataset, and has the arguments of PyG's loader name our sampler."""
+    dataset = dataset_of(data)
     names = ("subgraph_type", "replace", "disjoint", "temporal_strategy", "time_attr")
     how = {k: more[k] for k in (*names, "weight_attr") if k in more}
     if not more.get("directed", True):
         how["subgraph_type"] = "induced"
-    if sampler is None:
-        sampler = Sampler(dataset, num_neighbors, **how)
-    more["neighbor_sampler"] = sampler
+    if more.get("neighbor_sampler") is None:
+        more["neighbor_sampler"] = Sampler(dataset, num_neighbors, **how)
     more["transform"] = functools.partial(_finish, dataset=dataset, transform=more.get("transform"))
-    return dataset, sampler
+    return dataset
 
 
 class NeighborLoader(_NeighborLoader):  # type: ignore[misc]
@@ -87,7 +86,7 @@ class NeighborLoader(_NeighborLoader):  # type: ignore[misc]
         **arguments: Any,
     ) -> None:  # fmt: skip
         """Makes it for a dataset of :func:`helios.open`; arguments are those of PyG's."""
-        dataset, _ = _arguments(data, num_neighbors, arguments)
+        dataset = _arguments(data, num_neighbors, arguments)
         if dataset.schema is None:
             every = np.arange(dataset.num_nodes)
             input_nodes = torch.as_tensor(np.asarray(every if input_nodes is None else input_nodes))
@@ -114,7 +113,7 @@ class LinkNeighborLoader(_LinkNeighborLoader):  # type: ignore[misc]
         edge_label_time: Any = None, **arguments: Any,
     ) -> None:  # fmt: skip
         """Makes it for a dataset of :func:`helios.open`; arguments are those of PyG's."""
-        dataset, _ = _arguments(data, num_neighbors, arguments)
+        dataset = _arguments(data, num_neighbors, arguments)
         kind, pairs = None, edge_label_index
         if dataset.schema is not None:
             typed = isinstance(pairs, tuple) and len(pairs) == 2 and not isinstance(pairs[0], str)
