@@ -11,7 +11,7 @@ export GOFLAGS := $(strip $(filter-out -trimpath,$(shell $(GO) env GOFLAGS)) -tr
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -X main.version=$(VERSION)
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
-SCRIPTS := .ci/run .ci/nightly .ci/subjects .ci/steps.sh vfio-setup.sh $(wildcard tools/*.sh tools/*/*.sh cuda/*/*.sh examples/*.sh)
+SCRIPTS := .ci/run .ci/nightly .ci/subjects .ci/steps.sh vfio-setup.sh $(wildcard tools/*.sh tools/*/*.sh cmd/*/*.sh cuda/*/*.sh examples/*.sh)
 
 # Published data sets that some tests read: the folder beside the clone, where there is one. Where there is
 # none, or where HELIOS_TESTDATA is empty, those tests skip and say what lacks. A folder that someone names
@@ -88,7 +88,7 @@ uninstall:
 
 # The main job from nothing to a comparison, in ./demo-out.
 demo: build
-	./tools/demo.sh
+	bin/heliosctl demo
 
 # Each check of the product on few cases. The packages whose tests take longest come first, and more of
 # them at once than there are cores, as some wait. "make lint" has vet, and test-shim the kernels.

@@ -38,10 +38,11 @@ vfio-setup.sh: prepare this machine for NVMe SSDs that heliosctl drives itself, 
       Exit code 0: an ordinary user has all that he needs; 3: something lacks.
 
   vfio-setup.sh setup [--hugepages SIZE|0] [--memlock SIZE|unlimited] [--user NAME] [--group NAME]
-      Loads vfio-pci and vfio_iommu_type1, now and at boot; reserves huge pages (at most 1 GiB and an
-      eighth of the memory unless SIZE is given; 0: none); makes the group (helios) and adds the user
-      (the one who called sudo); lifts the group's limit of locked memory; gives the group the VFIO
-      nodes of SSDs that heliosctl bound, now and by a udev rule. Running it again changes only what differs.
+      Loads vfio-pci and vfio_iommu_type1, now and at boot; reserves huge pages (at most 1 GiB and
+      an eighth of the memory unless SIZE is given; 0: none); makes the group (helios) and adds the
+      user (the one who called sudo); lifts the group's limit of locked memory; gives the group the
+      VFIO nodes of SSDs that heliosctl bound, now and by a udev rule. Running it again changes only
+      what differs.
 
   vfio-setup.sh bind ARGUMENT…       heliosctl bind-ssds ARGUMENT…
   vfio-setup.sh unbind ARGUMENT…     heliosctl unbind-ssds ARGUMENT…

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -61,6 +62,14 @@ type HeldError struct {
 }
 
 func (e *HeldError) Error() string { return fmt.Sprintf("folder %s %s", e.Dir, e.Held) }
+
+// HoldsCheckpoint reports whether a folder has a checkpoint's file, without reading it.
+func HoldsCheckpoint(dir string) bool {
+	return slices.ContainsFunc([]string{checkpointName, bestName}, func(name string) bool {
+		_, err := os.Stat(filepath.Join(dir, name))
+		return err == nil
+	})
+}
 
 // HeldIn looks into a checkpoint folder; nil where it holds nothing, or is not there.
 func HeldIn(dir string) (*Held, error) {

@@ -84,8 +84,11 @@ func locateVerb(cmds []*cli.Command, args []string) (path []*cli.Command, rest [
 		}
 		c := find(cmds, args[i])
 		if c == nil {
-			return path, nil, errs.New(errs.Usage, "unknown verb %q; %s", args[i],
-				meant(args[i], names(cmds), "see \"heliosctl --help\""))
+			see := "see \"heliosctl --help\""
+			if near := find(cmds, options.Nearest(args[i], names(cmds))); near != nil {
+				see = fmt.Sprintf("did you mean %s%s?", near.Name, inBrackets(near.Category))
+			}
+			return path, nil, errs.New(errs.Usage, "unknown verb %q; %s", args[i], see)
 		}
 		path = append(path, c)
 		args = slices.Concat(args[:i], args[i+1:])
@@ -103,9 +106,9 @@ const placesKey = "places"
 const allFlags = "all"
 
 // shorten leaves to a verb with many flags those for its help that people use most, as their
-// declarations say, and what all verbs have.
+// declarations say, and those of all verbs.
 func shorten(c *cli.Command, verb string) {
-	const many = 32
+	const many = 22
 	if len(c.Flags) < many {
 		return
 	}
@@ -117,8 +120,9 @@ func shorten(c *cli.Command, verb string) {
 	all := len(c.Flags)
 	c.Flags = slices.DeleteFunc(c.Flags,
 		func(f cli.Flag) bool { return !slices.Contains(short, f.Names()[0]) })
-	c.Description = strings.TrimPrefix(fmt.Sprintf("%s\n%d flags more: heliosctl %s --help %s",
-		c.Description, all-len(c.Flags), verb, allFlags), "\n")
+	about, _, _ := strings.Cut(c.Description, "Columns:\n")
+	c.Description = strings.TrimSpace(fmt.Sprintf("%d flags more: heliosctl %s --help %s\n\n%s",
+		all-len(c.Flags), verb, allFlags, about))
 }
 
 type flagValue struct{ name, value string }
@@ -214,9 +218,26 @@ func unknownFlag(name, verb string, cmds ...*cli.Command) error {
 	}
 	see := errs.Textf("see %q", strings.Join(strings.Fields("heliosctl "+verb+" --help"), " "))
 	if guess := options.Nearest(name, all); guess != "" {
-		see = errs.Textf("did you mean %v?", errs.Key(guess))
+		see = errs.Textf("did you mean %v%s?", errs.Key(guess), groupNote(guess, cmds))
 	}
 	return errs.New(errs.Usage, "unknown flag %v; %s", errs.Key(name), see)
+}
+
+// groupNote names the heading of help that a flag stands under.
+func groupNote(name string, cmds []*cli.Command) string {
+	for _, c := range cmds {
+		if f, is := hcli.Lookup(c.Flags, name).(cli.CategorizableFlag); is && f.GetCategory() != "" {
+			return inBrackets(f.GetCategory())
+		}
+	}
+	return ""
+}
+
+func inBrackets(group string) string {
+	if group == "" {
+		return ""
+	}
+	return " (" + group + ")"
 }
 
 // parse splits the arguments of c, called verb, into flags and positional arguments.

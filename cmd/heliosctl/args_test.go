@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 	"github.com/urfave/cli/v2"
@@ -44,13 +45,13 @@ func TestArrange(t *testing.T) {
 		{"", "--help", ""},
 		{"-h", "--help", ""},
 
-		{"trian g", "", `unknown verb "trian"; did you mean train?`},
+		{"trian g", "", `unknown verb "trian"; did you mean train (Training)?`},
 		{"frobnicate", "", `unknown verb "frobnicate"; see`},
-		{"--json", "", "no verb; choose one of bind-ssds"},
+		{"--json", "", "no verb; choose one of generate"},
 		{"import", "", "no verb; choose one of debian, dgl, edges"},
 		{"import numpy", "", `unknown verb "numpy"`},
-		{"train --gpu-cach 5%", "", "unknown flag --gpu-cach; did you mean --gpu-cache?"},
-		{"train --cache 5%", "", "unknown flag --cache; did you mean --gpu-cache?"},
+		{"train --gpu-cach 5%", "", "unknown flag --gpu-cach; did you mean --gpu-cache (Tiers)?"},
+		{"train --cache 5%", "", "unknown flag --cache; did you mean --gpu-cache (Tiers)?"},
 		{"train --zzz", "", `unknown flag --zzz; see "heliosctl train --help"`},
 		{"bench io --zzz", "", `unknown flag --zzz; see "heliosctl bench io --help"`},
 		{"bench io --depth", "", `flag --depth needs a value; see "heliosctl bench io --help"`},
@@ -91,16 +92,36 @@ func TestEveryVerbHasHelp(t *testing.T) {
 	}
 	out := ok(t, "train", "--help")
 	for _, f := range []string{"--mode", "--model", "--fanout", "--batch-size", "--hidden",
-		"--epochs", "--lr", "--seed", "--gpu-cache", "--cpu-cache", "--workers",
-		"--dataset", "--json", "--ssds", "heliosctl train --help all"} {
+		"--epochs", "--lr", "--seed", "--gpu-cache", "--cpu-cache", "--json", "--ssds",
+		"\nExample: heliosctl train g", "heliosctl train --help all"} {
 		require.Contains(t, out, f)
 	}
 	require.NotContains(t, out, "--pipeline")
 	require.Contains(t, ok(t, "train", "--help", "all"), "--pipeline")
-	// The short help of any verb has some 15 flags of its own, beside those of all verbs.
-	for verb := range verbs(newApp(io.Discard, io.Discard).Commands, "") {
-		help := ok(t, append(strings.Fields(verb), "--help")...)
-		require.LessOrEqual(t, len(regexp.MustCompile(`(?m)^   --`).FindAllString(help, -1)), 32, verb)
+	require.NotContains(t, out, "Columns:")
+	require.Contains(t, ok(t, "--help"), "\nTraining verbs:\n  train ")
+	require.Contains(t, ok(t, "bench", "--help"), "\nVerbs:\n  io ")
+	// The short help of any verb has some 15 flags of its own. Lines are of 100 columns. The example,
+	// which stands first, can be typed.
+	for verb := range verbs(app.Commands, "") {
+		args := append(strings.Fields(verb), "--help")
+		require.LessOrEqual(t, len(regexp.MustCompile(`(?m)^  --`).FindAllString(ok(t, args...), -1)), 20, verb)
+		for line := range strings.Lines(ok(t, append(args, "all")...)) {
+			require.LessOrEqual(t, utf8.RuneCountInString(line), 101, "%s: %s", verb, line)
+		}
+	}
+}
+
+func TestExamplesCanBeTyped(t *testing.T) {
+	for verb, c := range verbs(newApp(io.Discard, io.Discard).Commands, "") {
+		if c.Hidden {
+			continue
+		}
+		_, typed, found := strings.Cut(c.UsageText, "heliosctl ")
+		require.True(t, found, verb)
+		_, got, err := arrange(newApp(io.Discard, io.Discard), strings.Fields(strings.TrimSuffix(typed, ")")))
+		require.NoError(t, err, verb)
+		require.Equal(t, verb, got)
 	}
 }
 

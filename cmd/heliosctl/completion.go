@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"os"
@@ -9,8 +10,11 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"helios/dataset"
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
+	"helios/internal/state"
+	"helios/sched"
 )
 
 func completionCommand() *cli.Command {
@@ -22,6 +26,45 @@ func completionCommand() *cli.Command {
 		ArgsUsage: strings.Join(hcli.Shells, "|"),
 		Action:    action(1, runCompletion),
 	}
+}
+
+// thereNow names the datasets, checkpoints or SSDs that are there and begin with what is typed.
+func thereNow(kind, typed string) []string {
+	switch kind {
+	case "dataset":
+		return folders(typed, func(dir string) bool {
+			_, err := os.Stat(filepath.Join(dir, dataset.MetaName))
+			return err == nil
+		})
+	case "checkpoint":
+		return folders(typed, sched.HoldsCheckpoint)
+	case "ssd":
+		store, err := state.Open("")
+		if err != nil {
+			return nil
+		}
+		st, err := store.Load()
+		if err != nil {
+			return nil
+		}
+		return namesExcept(st.SSDs, nil)
+	}
+	return nil
+}
+
+// folders lists the folders beside what is typed that hold something, and whose names need no quotes
+// in a shell.
+func folders(typed string, hold func(dir string) bool) (found []string) {
+	parent, _ := filepath.Split(typed)
+	entries, _ := os.ReadDir(cmp.Or(parent, ".")) // of a folder that is not there: none
+	for _, e := range entries {
+		name := parent + e.Name()
+		if strings.HasPrefix(name, typed) && !strings.ContainsAny(name, " \t\n\"'\\$&;|<>()*?[`!") &&
+			hold(name) {
+			found = append(found, name)
+		}
+	}
+	return found
 }
 
 func runCompletion(_ context.Context, e *env) error {
@@ -77,8 +120,8 @@ func manualPages(app *cli.App) (map[string]string, error) {
 		index.Commands = append(index.Commands,
 			&cli.Command{Name: c.Name, Usage: c.Usage + "; see " + name + "(1)"})
 		apps = append(apps, &cli.App{Name: name, Usage: c.Usage,
-			UsageText:   strings.TrimSpace(app.Name + " " + c.Name + " [options] " + c.ArgsUsage),
-			Description: c.Description, Flags: c.Flags, Commands: c.Subcommands})
+			UsageText:   hcli.UsageLine(app.Name+" "+c.Name, c),
+			Description: "Example: " + c.UsageText + "\n\n" + c.Description, Flags: c.Flags, Commands: c.Subcommands})
 	}
 	pages := map[string]string{}
 	for _, a := range apps {

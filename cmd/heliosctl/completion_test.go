@@ -108,6 +108,38 @@ func TestCompletedValues(t *testing.T) {
 	require.Equal(t, 0, hc(t, "__complete").code)
 }
 
+func noneThere(string, string) []string { return nil }
+
+// Datasets, checkpoints and SSDs are offered where the flag takes them; files where there is none.
+func TestCompletedThings(t *testing.T) {
+	isolate(t)
+	require.NoError(t, os.MkdirAll("data/a b", 0o755))
+	ok(t, "generate", "--nodes", "500", "--dim", "4", "--out", "data/graph", "--quiet")
+	ok(t, "train", "data/graph", "--checkpoint", "data/run", "--quiet")
+	ok(t, "bind-ssds", "--proxy-ram", "2", "--size", "8MiB", "--quiet")
+	t.Cleanup(func() { ok(t, "unbind-ssds", "--delete", "--quiet") })
+	require.NoError(t, os.WriteFile("data/a b/dataset.yaml", nil, 0o644))
+	files := []string{":files"}
+	for _, c := range []struct {
+		words []string
+		want  []string
+	}{
+		{[]string{"train", "data/"}, []string{"data/graph"}},
+		{[]string{"train", "--dataset", "data/g"}, []string{"data/graph"}},
+		{[]string{"train", "--dataset=data/g"}, []string{"--dataset=data/graph"}},
+		{[]string{"train", "da"}, files},
+		{[]string{"train", "nothing/"}, files},
+		{[]string{"eval", "data/graph", "--checkpoint", "data/"}, []string{"data/run"}},
+		{[]string{"eval", "data/graph", "--checkpoint", "data/g"}, files},
+		{[]string{"train", "--ssds", ""}, []string{"ssd0", "ssd1"}},
+		{[]string{"train", "--ssds", "ssd1,"}, []string{"ssd1,ssd0", "ssd1,ssd1"}},
+		{[]string{"unbind-ssds", ""}, []string{"ssd0", "ssd1"}},
+		{[]string{"import", "tables", "--like", "data/"}, []string{"data/graph"}},
+	} {
+		require.Equal(t, c.want, completed(t, c.words...), "%q", c.words)
+	}
+}
+
 // Every flag whose help lists its values offers them.
 func TestEnumerationsAreCompleted(t *testing.T) {
 	isolate(t)
@@ -124,7 +156,7 @@ func TestEnumerationsAreCompleted(t *testing.T) {
 			}
 			if m := lists.FindStringSubmatch(s.Usage); m != nil {
 				out.Reset()
-				require.NoError(t, hcli.Complete(app, hcli.Question{Words: append(slices.Clone(path), "--"+s.Name)}))
+				require.NoError(t, hcli.Complete(app, hcli.Question{Words: append(slices.Clone(path), "--"+s.Name)}, noneThere))
 				offered := strings.Fields(strings.TrimSuffix(out.String(), ":files\n"))
 				require.Equal(t, m[1], strings.ReplaceAll(strings.Join(offered, ", "), "=", ""), // KEY=
 					"%v --%s", path, s.Name)
@@ -167,6 +199,8 @@ func TestCompletionInShells(t *testing.T) {
 	require.NoError(t, os.Mkdir("bin", 0o755))
 	require.NoError(t, os.Symlink(self, "bin/heliosctl"))
 	require.NoError(t, os.WriteFile("graph.yaml", nil, 0o644))
+	require.NoError(t, os.MkdirAll("data/mine", 0o755))
+	require.NoError(t, os.WriteFile("data/mine/dataset.yaml", nil, 0o644))
 	bin, err := filepath.Abs("bin")
 	require.NoError(t, err)
 	ask := map[string]func(line string) string{
@@ -208,6 +242,7 @@ _heliosctl`
 		}{
 			{"heliosctl train --mode ", []string{"helios", "gids", "inmem"}},
 			{"heliosctl generate --nodes 10 --out made --", []string{"--homophily"}},
+			{"heliosctl train data/", []string{"data/mine"}},
 			{"heliosctl train --mode=he", []string{"helios"}},
 			{"heliosctl train --config gr", []string{"graph.yaml"}},
 			{"heliosctl train --", []string{"--mode", "--epochs"}},
@@ -215,7 +250,7 @@ _heliosctl`
 			{"heliosctl compare g --modes cpu,b", []string{"cpu,bam"}},
 			{"heliosctl generate --nodes 10 --out made -- ", []string{""}},
 		} {
-			if wide.Lean() && i > 3 && shell != "bash" {
+			if wide.Lean() && i > 4 && shell != "bash" {
 				break
 			}
 			got := tab(c.line)
@@ -250,7 +285,7 @@ func TestManualPage(t *testing.T) {
 		page := read("heliosctl-" + top + ".1")
 		require.Contains(t, page, ".TH heliosctl-"+top+" 1")
 		for _, o := range optionsOf(c) {
-			require.Contains(t, strings.ReplaceAll(page, `\-`, "-"), o.flag(), verb)
+			require.Contains(t, strings.ReplaceAll(page, `\-`, "-"), "--"+o.Names()[0], verb)
 		}
 	}
 	fails(t, hc(t, "man"), 2, "man", "no folder")

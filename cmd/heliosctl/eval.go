@@ -18,7 +18,7 @@ import (
 // data path is chosen as for train.
 type inferArgs struct {
 	runArgs
-	checkpoint string `option:"checkpoint" common:"yes" use:"input" arg:"DIR" usage:"checkpoint DIR or file that \"heliosctl train --checkpoint\" wrote"`
+	checkpoint string `option:"checkpoint" there:"checkpoint" common:"yes" use:"input" arg:"DIR" usage:"checkpoint DIR or file that \"heliosctl train --checkpoint\" wrote"`
 	parameters string `option:"parameters" common:"yes" use:"setting" oneof:"best,last" default:"best" usage:"which of the checkpoint's: those of the best epoch in validation, or the last"`
 }
 

@@ -44,7 +44,7 @@ type loadArgs struct {
 	rowChecksums bool          `option:"row-checksums" default:"true" usage:"write a CRC32C for each row (4 bytes a row); =false leaves them out, and checked reads with them"`
 	rowType      string        `option:"row-dtype" oneof:"@row-types" shown:"the dataset's own" arg:"TYPE" usage:"store rows as TYPE"`
 	restart      bool          `option:"restart" usage:"start over, not where an interrupted load was"`
-	markEvery    time.Duration `option:"mark-every" hint:"give a time such as 5s, or leave it out" positive:"yes" range:"1ns.." arg:"DURATION" usage:"write a mark of how far the load is every DURATION (default: 1s, or more where that would cost 1 % of the time)"`
+	markEvery    time.Duration `option:"mark-every" hint:"give a time such as 5s, or leave it out" positive:"yes" range:"1ns.." arg:"DURATION" shown:"1s, or more where that would cost 1 % of the time" usage:"write a mark of how far the load is every DURATION"`
 	force        string        `option:"force" arg:"SERIAL[,SERIAL…]" usage:"overwrite the SSDs with these SERIAL[,SERIAL…] whatever they hold"`
 }
 

@@ -83,7 +83,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	app := newApp(stdout, stderr)
 	if q, asks := hcli.AsksToComplete(args); asks { // and no verb runs, whatever was typed
-		_ = hcli.Complete(app, q) // a shell shows no error
+		_ = hcli.Complete(app, q, thereNow) // a shell shows no error
 		return 0
 	}
 	argv, verb, err := arrange(app, args)
@@ -330,7 +330,7 @@ func whenStopped(err error, next string) error {
 
 // datasetArgs name the dataset of a verb, which may be an argument, too.
 type datasetArgs struct {
-	dataset string `option:"dataset" common:"yes" use:"input" arg:"DIR" usage:"dataset DIR; may also be given as an argument"`
+	dataset string `option:"dataset" there:"dataset" use:"input" arg:"DIR" usage:"dataset DIR; may also be given as an argument"`
 }
 
 // named reports whether the verb was given a dataset.

@@ -17,7 +17,7 @@ import (
 
 // ssdArgs choose the SSDs of a verb that uses them, and how it uses them.
 type ssdArgs struct {
-	names  []string         `option:"ssds" common:"yes" use:"setting" arg:"SSD[,SSD…]" usage:"use only SSD[,SSD…], by name, path or serial (default: all bound)"`
+	names  []string         `option:"ssds" there:"ssd" common:"yes" use:"setting" arg:"SSD[,SSD…]" usage:"use only SSD[,SSD…], by name, path or serial (default: all bound)"`
 	faults *faultinject.Set `option:"fault" text:"yes" arg:"FAULT[;FAULT…]" usage:"inject FAULT[;FAULT…] between the program and its SSDs, such as \"error(op=read,lba=0-99,sct=2,sc=0x81,times=3)\" or \"lost(op=read)\"; list shows them all"`
 }
 

@@ -17,9 +17,7 @@ func prepareCommand() *cli.Command {
 		Name:      "prepare",
 		Usage:     "lay mini-batches or parts of the graph out on disk, for a later train",
 		ArgsUsage: "[DATASET]",
-		Description: "Example: heliosctl prepare g --mode " + tiers.Catalog.With("packed")[0] +
-			" --sample-epochs 4 --packed runs/packed --cpu-cache 10%\n" +
-			"Give what train is going to be given: train with the same --packed uses what is there, and prepares the rest.\n" +
+		Description: "Give what train is going to be given: train with the same --packed uses what is there, and prepares the rest.\n" +
 			"With --mode " + strings.Join(tiers.Catalog.With("parted"), " or ") + " it divides the graph into parts and lays them out in --parted.\n" +
 			"However it is stopped, the same command goes on where it was.",
 	}, 1, hcli.Of[runArgs]().Without("other-dataset", "no-edges").WithoutGroups("Replicas", "Run").

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/urfave/cli/v2"
 
+	hcli "helios/internal/cli"
 	"helios/internal/options"
 )
 
@@ -24,93 +25,56 @@ const (
 	sharingVerbs    = 2 // an option with the same text in as many verbs is listed once
 )
 
-// optionEntry is an option as help has it.
-type optionEntry struct {
-	group, name, usage string
-}
-
-// flag is the option's first name.
-func (o optionEntry) flag() string { return strings.FieldsFunc(o.name, isNameEnd)[0] }
-
-func isNameEnd(r rune) bool { return r == ' ' || r == ',' }
-
-// optionsOf are the visible options of a verb, sorted by group.
-func optionsOf(c *cli.Command) (options []optionEntry) {
+// optionsOf are the visible options of a verb.
+func optionsOf(c *cli.Command) []cli.Flag {
 	if c.SkipFlagParsing {
 		return nil
 	}
-	for _, f := range c.Flags {
-		if v, is := f.(cli.VisibleFlag); is && !v.IsVisible() {
-			continue
-		}
-		o := optionEntry{}
-		if g, is := f.(cli.CategorizableFlag); is {
-			o.group = g.GetCategory()
-		}
-		o.name, o.usage, _ = strings.Cut(cli.FlagStringer(f), "\t")
-		options = append(options, o)
-	}
-	slices.SortStableFunc(options, func(a, b optionEntry) int {
-		return strings.Compare(a.group, b.group)
+	return slices.DeleteFunc(slices.Clone(c.Flags), func(f cli.Flag) bool {
+		v, is := f.(cli.VisibleFlag)
+		return is && !v.IsVisible()
 	})
-	return options
+}
+
+// optionText is all that help says of an option.
+func optionText(f cli.Flag) string {
+	var b strings.Builder
+	hcli.WriteFlags(&b, []cli.Flag{f})
+	return b.String()
 }
 
 // sharedOptions are the options that several verbs have with the same text, by group and name.
-func sharedOptions(app *cli.App) (shared []optionEntry) {
-	count := map[optionEntry]int{}
+func sharedOptions(app *cli.App) (shared []cli.Flag) {
+	count := map[string]int{}
 	for _, c := range verbs(app.Commands, "") {
-		for _, o := range optionsOf(c) {
-			if count[o]++; !c.Hidden && count[o] == sharingVerbs {
-				shared = append(shared, o)
+		for _, f := range optionsOf(c) {
+			text := optionText(f)
+			if count[text]++; !c.Hidden && count[text] == sharingVerbs {
+				shared = append(shared, f)
 			}
 		}
 	}
-	slices.SortFunc(shared, func(a, b optionEntry) int {
-		if a.group != b.group {
-			return strings.Compare(a.group, b.group)
-		}
-		return strings.Compare(a.name, b.name)
-	})
+	slices.SortFunc(shared, func(a, b cli.Flag) int { return strings.Compare(optionText(a), optionText(b)) })
 	return shared
 }
 
-// writeOptions writes options under headings of their groups.
-func writeOptions(b *strings.Builder, options []optionEntry) {
-	group := ""
-	for i, o := range options {
-		if o.group != group || i == 0 {
-			if group = o.group; group != "" {
-				fmt.Fprintf(b, "\n%s:\n", group)
-			}
-		}
-		fmt.Fprintf(b, "  %s\n      %s\n", o.name, o.usage)
-	}
-}
-
 // writeVerb writes a verb with its own options, and the names of those that it shares.
-func writeVerb(b *strings.Builder, path string, c *cli.Command, shared []optionEntry) {
-	text := strings.TrimSpace("heliosctl " + path + " [options] " + c.ArgsUsage)
-	if c.SkipFlagParsing {
-		text = strings.TrimSpace("heliosctl " + path + " " + c.ArgsUsage)
-	}
-	fmt.Fprintf(b, "\n## heliosctl %s\n\n```text\n%s\n\n%s\n", path, text, c.Usage)
+func writeVerb(b *strings.Builder, path string, c *cli.Command, shared []cli.Flag) {
+	fmt.Fprintf(b, "\n## heliosctl %s\n\n```text\n%s\n\n%s\n\nExample: %s\n", path,
+		hcli.UsageLine("heliosctl "+path, c), hcli.WrapParagraphs(c.Usage), c.UsageText)
 	if c.Description != "" {
-		fmt.Fprintf(b, "\n%s\n", c.Description)
+		fmt.Fprintf(b, "\n%s\n", hcli.WrapParagraphs(c.Description))
 	}
-	var own []optionEntry
+	var own []cli.Flag
 	var names []string
-	for _, o := range optionsOf(c) {
-		if slices.Contains(shared, o) {
-			names = append(names, "`"+o.flag()+"`")
+	for _, f := range optionsOf(c) {
+		if slices.ContainsFunc(shared, func(s cli.Flag) bool { return optionText(s) == optionText(f) }) {
+			names = append(names, "`--"+f.Names()[0]+"`")
 		} else {
-			own = append(own, o)
+			own = append(own, f)
 		}
 	}
-	if len(own) > 0 {
-		b.WriteString("\n")
-		writeOptions(b, own)
-	}
+	hcli.WriteFlags(b, own)
 	b.WriteString("```\n")
 	if len(names) > 0 {
 		slices.Sort(names)
@@ -150,7 +114,7 @@ its page names them.
 		writeVerb(pages[page], path, c, shared)
 	}
 	index.WriteString("\n## Shared options\n\nOptions of several verbs. Each verb's page names those that it takes.\n\n```text\n")
-	writeOptions(&index, shared)
+	hcli.WriteFlags(&index, shared)
 	index.WriteString("```\n")
 	texts := map[string]string{sharedPage: index.String()}
 	for name, b := range pages {

@@ -40,7 +40,7 @@ func rerunCommand() *cli.Command {
 type rerunArgs struct {
 	outputs
 	folder  string   `option:"folder" shown:"the one it ran in" arg:"DIR" usage:"run in DIR"`
-	dataset string   `option:"dataset" shown:"that of the run, by its UUID" arg:"DIR" usage:"run on the dataset in DIR"`
+	dataset string   `option:"dataset" there:"dataset" shown:"that of the run, by its UUID" arg:"DIR" usage:"run on the dataset in DIR"`
 	inputs  []string `option:"input" shown:"those of the run, by their checksums" arg:"FLAG=PATH[,…]" usage:"take FLAG=PATH[,…] for inputs that the run had by these flags, as degrees=FILE"`
 	dry     bool     `option:"dry-run" usage:"only print the command"`
 }

@@ -28,10 +28,9 @@ import (
 
 func trainCommand() *cli.Command {
 	return verb(&cli.Command{
-		Name:        "train",
-		Usage:       "train a model, its features read from the SSDs",
-		ArgsUsage:   "[DATASET]",
-		Description: "Example: heliosctl train g --model sage --fanout 10,10 --epochs 5 --gpu-cache 5% --checkpoint runs/g",
+		Name:      "train",
+		Usage:     "train a model, its features read from the SSDs",
+		ArgsUsage: "[DATASET]",
 	}, 1, trainOptions(), runTrain)
 }
 

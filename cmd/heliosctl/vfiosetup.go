@@ -41,15 +41,25 @@ func runVFIOSetup(c *cli.Context) error {
 		_, err := io.WriteString(c.App.Writer, helios.VFIOSetup)
 		return err
 	}
+	err := runScript(c, "/bin/sh", helios.VFIOSetup, args)
+	if err == nil || errors.Is(err, errSaid) || errs.ClassOf(err) == errs.Interrupted {
+		return err
+	}
+	return errs.New(errs.Failed,
+		"the script does not run: %w; \"heliosctl vfio-setup --print > vfio-setup.sh\" writes it to a file",
+		err)
+}
+
+// runScript runs a script that the program carries for a verb.
+func runScript(c *cli.Context, shell, text string, args []string) error {
 	ctx := c.Context
 	// The script is an argument: the input stays the user's, and no file has to be made that root
 	// would run.
-	cmd := exec.CommandContext(ctx, "/bin/sh",
-		append([]string{"-c", helios.VFIOSetup, "heliosctl vfio-setup"}, args...)...)
+	cmd := exec.CommandContext(ctx, shell, append([]string{"-c", text, c.Command.HelpName}, args...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
 	cmd.WaitDelay = scriptStop
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, c.App.Writer, c.App.ErrWriter
-	// bind and unbind of the script are this very program, though it may be in no PATH.
+	// The script calls this very program, though it may be in no PATH.
 	cmd.Env = os.Environ()
 	if self, err := os.Executable(); err == nil {
 		cmd.Env = append(cmd.Env, "HELIOSCTL="+self)
@@ -64,7 +74,5 @@ func runVFIOSetup(c *cli.Context) error {
 	case errors.As(err, &exit) && exit.ExitCode() > 0:
 		return errs.With(errs.Class(exit.ExitCode()), errSaid)
 	}
-	return errs.New(errs.Failed,
-		"the script does not run: %w; \"heliosctl vfio-setup --print > vfio-setup.sh\" writes it to a file",
-		err)
+	return err
 }

@@ -24,30 +24,30 @@ import (
 
 // GenerateOptions shape a generated dataset. Zero values mean the defaults.
 type GenerateOptions struct {
-	Kind      string  `option:"kind" oneof:"@graph-kinds" default:"sbm" usage:"graph model"`
-	Nodes     int64   `option:"nodes" shown:"none" arg:"NUMBER" usage:"NUMBER of nodes (required)"`
-	AvgDegree float64 `option:"avg-degree" positive:"yes" default:"12" usage:"mean number of in-neighbours"`
-	Classes   int     `option:"classes" positive:"yes" default:"16" usage:"number of labels"`
+	Kind      string  `option:"kind" common:"yes" oneof:"@graph-kinds" default:"sbm" usage:"graph model"`
+	Nodes     int64   `option:"nodes" common:"yes" shown:"none" arg:"NUMBER" usage:"NUMBER of nodes (required)"`
+	AvgDegree float64 `option:"avg-degree" common:"yes" positive:"yes" default:"12" usage:"mean number of in-neighbours"`
+	Classes   int     `option:"classes" common:"yes" positive:"yes" default:"16" usage:"number of labels"`
 	// Target is one of dataset.TargetClass (the default), TargetMultiLabel and TargetRegression.
-	Target string `option:"target" oneof:"class,multi-label,regression" default:"class" usage:"what is to be predicted: the class; labels, of which a node has those of its class and of the next; or a number, ten times the class plus noise of variance 1; not for typed"`
-	Dim    int    `option:"dim" positive:"yes" default:"128" usage:"features of a node (float32)"`
+	Target string `option:"target" common:"yes" oneof:"class,multi-label,regression" default:"class" usage:"what is to be predicted: the class; labels, of which a node has those of its class and of the next; or a number, ten times the class plus noise of variance 1; not for typed"`
+	Dim    int    `option:"dim" common:"yes" positive:"yes" default:"128" usage:"features of a node (float32)"`
 	// the same seed and options give the same bytes on every machine
-	Seed uint64 `option:"seed" default:"1" usage:"seed of all random choices"`
-	Out  string `option:"out" arg:"DIR" usage:"DIR to create"`
+	Seed uint64 `option:"seed" common:"yes" default:"1" usage:"seed of all random choices"`
+	Out  string `option:"out" common:"yes" arg:"DIR" usage:"DIR to create"`
 	Name string `option:"name" usage:"name of the dataset (default: last part of {out})"`
 
-	Homophily float64 `option:"homophily" share:"yes" positive:"yes" shown:"0.8" usage:"sbm, communities: share of neighbours of a node's own class"`
+	Homophily float64 `option:"homophily" common:"yes" share:"yes" positive:"yes" shown:"0.8" usage:"sbm, communities: share of neighbours of a node's own class"`
 	// Signal is the distance of a class centre from the origin, where the noise of each
 	// feature has variance 1 (1.0). At 1.0 a node's own features settle its class in a third
 	// of the cases; the mean over its neighbours settles most. For communities it is that of nodes
 	// that are no hubs (0.1: next to nothing).
-	Signal      float64          `option:"signal" positive:"yes" shown:"1, and 0.1 for communities" usage:"distance of class centres, in standard deviations of a feature"`
+	Signal      float64          `option:"signal" common:"yes" positive:"yes" shown:"1, and 0.1 for communities" usage:"distance of class centres, in standard deviations of a feature"`
 	Communities CommunityOptions `options:"in"`
 	// TrainFraction and ValFraction of the nodes go to these splits (0.6 and 0.2 where neither is
 	// given), and TestFraction to test: 0 means the rest, and below 0 none. The other nodes are in
 	// no split.
-	TrainFraction float64 `option:"train-fraction" share:"yes" shown:"0.6" usage:"share of the nodes to train on"`
-	ValFraction   float64 `option:"val-fraction" share:"yes" shown:"0.2" usage:"share of the nodes to validate on"`
+	TrainFraction float64 `option:"train-fraction" common:"yes" share:"yes" shown:"0.6" usage:"share of the nodes to train on"`
+	ValFraction   float64 `option:"val-fraction" common:"yes" share:"yes" shown:"0.2" usage:"share of the nodes to validate on"`
 	TestFraction  float64 `option:"test-fraction" zero:"-1" share:"yes" shown:"the rest" usage:"share of the nodes to test on; with less than the rest some nodes are in no split"`
 	// FeatureFn makes rows a function of their number, as "hash" or "hash:7" ("hash" takes Seed),
 	// and stores none. They say nothing about the class then.

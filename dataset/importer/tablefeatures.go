@@ -28,7 +28,7 @@ type ColumnOptions struct {
 	StatsOf   string   `option:"stats-of" oneof:"train,all" default:"train" usage:"nodes whose means, deviations and categories are taken"`
 	Split     string   `option:"split-column" common:"yes" arg:"COLUMN" usage:"COLUMN of train, val and test; an empty cell: none"`
 	SplitTime string   `option:"split-time" common:"yes" arg:"COLUMN[:VAL,TEST]" usage:"COLUMN[:VAL,TEST] of dates or numbers: earlier nodes are in train, those from VAL on in val, from TEST on in test; without these {train-fraction} and {val-fraction} cut"`
-	Like      string   `option:"like" common:"yes" arg:"DATASET" usage:"DATASET whose features' columns, statistics, categories and classes are taken, so that its models predict for these nodes"`
+	Like      string   `option:"like" there:"dataset" common:"yes" arg:"DATASET" usage:"DATASET whose features' columns, statistics, categories and classes are taken, so that its models predict for these nodes"`
 }
 
 // ByColumn is a text for all columns, under "", or for some.

@@ -42,6 +42,7 @@ type TextFlag struct {
 	cli.StringFlag
 	values []string
 	list   bool
+	there  string // the kind of things, of those that are there, whose names it offers
 }
 
 // filesToo is the line that asks the shell for names of files as well.
@@ -52,9 +53,10 @@ type candidate struct{ value, about string }
 
 // Complete writes what may stand in place of the word that is typed, a line each: the value and,
 // after a tab, what it means; and filesToo where a file's name may stand there. It runs nothing.
-func Complete(app *cli.App, q Question) error {
+// find names the things of a kind (the tag there of package options) whose names begin with a text.
+func Complete(app *cli.App, q Question, find func(kind, typed string) []string) error {
 	q, cut := rejoin(q)
-	found, files := answers(app, q)
+	found, files := answers(app, q, find)
 	w := bufio.NewWriter(app.Writer)
 	for _, c := range found {
 		if !strings.HasPrefix(c.value, q.Word) {
@@ -101,8 +103,10 @@ func rejoin(q Question) (joined Question, cut string) {
 	return q, cut
 }
 
+type finder func(kind, typed string) []string
+
 // answers lists the words that may stand in place of the last one; files: a file may, too.
-func answers(app *cli.App, q Question) (found []candidate, files bool) {
+func answers(app *cli.App, q Question, find finder) (found []candidate, files bool) {
 	cmds, flags := app.Commands, commonFlags(app.Commands) // those may stand before the verb
 	var verb *cli.Command
 	ended := false // by "--"
@@ -119,7 +123,7 @@ func answers(app *cli.App, q Question) (found []candidate, files bool) {
 				continue
 			}
 			if i == len(q.Words)-1 {
-				return values(f, "", q.Word)
+				return values(f, "", q.Word, find)
 			}
 			i++
 		case verb == nil || len(verb.Subcommands) > 0:
@@ -136,10 +140,10 @@ func answers(app *cli.App, q Question) (found []candidate, files bool) {
 	name, _, has := strings.Cut(strings.TrimLeft(q.Word, "-"), "=")
 	switch {
 	case ended, verb != nil && verb.SkipFlagParsing:
-		return arguments(verb)
+		return arguments(verb, q.Word, find)
 	case strings.HasPrefix(q.Word, "-") && has:
 		if f := Lookup(flags, name); f != nil {
-			return values(f, q.Word[:strings.Index(q.Word, "=")+1], q.Word)
+			return values(f, q.Word[:strings.Index(q.Word, "=")+1], q.Word, find)
 		}
 		return nil, false
 	case strings.HasPrefix(q.Word, "-"):
@@ -147,7 +151,7 @@ func answers(app *cli.App, q Question) (found []candidate, files bool) {
 	case verb == nil || len(verb.Subcommands) > 0:
 		return verbNames(cmds), false
 	}
-	return arguments(verb)
+	return arguments(verb, q.Word, find)
 }
 
 // commonFlags are the flags that every verb has.
@@ -185,15 +189,19 @@ func takesValue(f cli.Flag) bool {
 var filePlaceholder = regexp.MustCompile("`[^`]*(FILE|DIR|FOLDER|PATH|RESULTS)[^`]*`")
 
 // values are those that a flag offers; before stands before each of them.
-func values(f cli.Flag, before, word string) (found []candidate, files bool) {
+func values(f cli.Flag, before, word string, find finder) (found []candidate, files bool) {
 	o, is := f.(*TextFlag)
-	if is && o.list {
-		typed := strings.TrimPrefix(word, before)
-		before += typed[:strings.LastIndex(typed, ",")+1]
-	}
 	if is {
-		for _, v := range o.values {
+		typed := strings.TrimPrefix(word, before)
+		if o.list {
+			begun := typed[:strings.LastIndex(typed, ",")+1]
+			before, typed = before+begun, typed[len(begun):]
+		}
+		for _, v := range slices.Concat(o.values, find(o.there, typed)) {
 			found = append(found, candidate{value: before + v})
+		}
+		if o.there != "" && len(found) > 0 {
+			return found, false
 		}
 	}
 	d, ok := f.(cli.DocGenerationFlag)
@@ -236,13 +244,17 @@ func verbNames(cmds []*cli.Command) (found []candidate) {
 	return found
 }
 
-// arguments lists a verb's own arguments: the words that its help has between bars, or files.
-func arguments(verb *cli.Command) (found []candidate, files bool) {
+// arguments lists a verb's own arguments: the words that its help has between bars, the things that
+// it names in capitals, as "[DATASET]", or files.
+func arguments(verb *cli.Command, typed string, find finder) (found []candidate, files bool) {
 	if verb == nil || verb.ArgsUsage == "" {
 		return nil, false
 	}
 	if !strings.Contains(verb.ArgsUsage, "|") {
-		return nil, true
+		for _, name := range find(strings.ToLower(strings.Trim(verb.ArgsUsage, "[…]")), typed) {
+			found = append(found, candidate{value: name})
+		}
+		return found, len(found) == 0
 	}
 	for word := range strings.SplitSeq(verb.ArgsUsage, "|") {
 		found = append(found, candidate{value: strings.TrimSpace(word)})

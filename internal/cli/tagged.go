@@ -55,7 +55,7 @@ func taggedFlag(o options.Option) cli.Flag {
 	if o.IsText() {
 		_, list := o.Value().([]string)
 		return &TextFlag{cli.StringFlag{Name: o.Name, Aliases: o.Aliases, Usage: usage,
-			Value: o.Default, DefaultText: shown, Category: o.Group}, o.Offers, list}
+			Value: o.Default, DefaultText: shown, Category: o.Group}, o.Offers, list, o.There}
 	}
 	switch v := o.Value().(type) {
 	case int:

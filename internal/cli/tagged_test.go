@@ -11,7 +11,7 @@ import (
 )
 
 type tagged struct {
-	In     []string `option:"in" usage:"PATH of files" arg:"PATH" shown:"all"`
+	In     []string `option:"in" there:"dataset" usage:"PATH of files" arg:"PATH" shown:"all"`
 	Loops  string   `option:"loops" usage:"loops, unless {on}" oneof:"keep,drop" default:"keep"`
 	On     bool     `option:"on" usage:"on" also:"enable"`
 	Dim    int      `option:"dim" usage:"dim"`
@@ -27,9 +27,9 @@ func TestTaggedFlags(t *testing.T) {
 	options.Defaults(o)
 	flags := TaggedFlags(o)
 	require.Equal(t, &TextFlag{cli.StringFlag{Name: "in", Usage: "`PATH` of files", DefaultText: "all"},
-		nil, true}, flags[0])
+		nil, true, "dataset"}, flags[0])
 	require.Equal(t, &TextFlag{cli.StringFlag{Name: "loops", Value: "keep",
-		Usage: "loops, unless --on: keep, drop"}, []string{"keep", "drop"}, false}, flags[1])
+		Usage: "loops, unless --on: keep, drop"}, []string{"keep", "drop"}, false, ""}, flags[1])
 	require.Equal(t, []string{"on", "enable"}, flags[2].Names())
 	require.Equal(t, uint64(1), flags[5].(*cli.Uint64Flag).Value)
 

@@ -23,6 +23,7 @@
 //	oneof     all values, between commas or as @name of Define; of a list, of each part
 //	words     values beside others: a shell offers them, and they are settings whatever use says
 //	offers    values that a shell offers
+//	there     dataset, checkpoint or ssd: a shell offers those that are there
 //	named     words for numbers, as auto=0,row=-1
 //	positive  yes: 0 is refused
 //	zero      what a given 0 is stored as, where the field's 0 stands for a default
@@ -72,6 +73,7 @@ type declared struct {
 	Shown   string   // what help says of the default; empty: the value
 	Choices []string // all values; nil: any
 	Offers  []string // what a shell offers
+	There   string   // the kind of things that a shell offers
 	Default string   // the text of the tag
 
 	usage  string
@@ -174,7 +176,7 @@ func collect(t reflect.Type, path []int, around []reflect.Type, out *[]*declared
 		}
 		d := &declared{Name: name, usage: f.Tag.Get("usage"), Arg: f.Tag.Get("arg"),
 			Shown: f.Tag.Get("shown"), Aliases: words(f.Tag.Get("also")),
-			Group:  f.Tag.Get("group"),
+			Group: f.Tag.Get("group"), There: f.Tag.Get("there"),
 			Common: f.Tag.Get("common") != "", Choices: words(f.Tag.Get("oneof")),
 			Default: strings.Join(words(f.Tag.Get("default")), ","), tag: f.Tag, path: place, owner: path,
 			around: around}

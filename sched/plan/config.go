@@ -133,10 +133,10 @@ type Config struct {
 	BLAS      string `option:"blas" group:"Data path" words:"off,auto" arg:"PATH" usage:"who computes products on a GPU: off (our kernels), auto (cuBLAS where it is installed) or the PATH of libcublas"`
 
 	// The others never change a result.
-	IOStack  string `option:"io-stack" group:"Data path" common:"yes" use:"setting" oneof:"@stacks" usage:"who reads the SSDs"`
+	IOStack  string `option:"io-stack" group:"Data path" use:"setting" oneof:"@stacks" usage:"who reads the SSDs"`
 	Pipeline string `option:"pipeline" group:"Data path" use:"setting" oneof:"@pipelines" usage:"what overlaps ({@pipeline-summaries})"`
 	// Workers are the threads of the cpu stack, too.
-	Workers int `option:"workers" group:"Data path" common:"yes" positive:"yes" shown:"one per CPU" usage:"worker slots of the host device, and threads of the cpu stack"`
+	Workers int `option:"workers" group:"Data path" positive:"yes" shown:"one per CPU" usage:"worker slots of the host device, and threads of the cpu stack"`
 	// Blocks is 32 by default; under sync, as many as the device keeps resident.
 	Blocks     int `option:"io-blocks" group:"Data path" positive:"yes" range:"1..65536" shown:"32; sync: a full grid" usage:"thread blocks of each I/O kernel"`
 	QueueDepth int `option:"depth" group:"Data path" positive:"yes" range:"1..65535" shown:"256" usage:"reads in flight per SSD"`
@@ -166,7 +166,7 @@ type Config struct {
 	CPUCache     units.Budget `option:"cpu-cache" group:"Tiers" common:"yes" arg:"BUDGET" usage:"BUDGET of the CPU memory tier"`
 	// Policy of the GPU tier: PolicyStatic, PolicyBelady, which is of the CPU tier too, or one of
 	// policy.Online().
-	Policy string `option:"policy" group:"Tiers" common:"yes" use:"setting" oneof:"@policies" usage:"what the GPU tier keeps ({@policy-summaries})"`
+	Policy string `option:"policy" group:"Tiers" use:"setting" oneof:"@policies" usage:"what the GPU tier keeps ({@policy-summaries})"`
 	ginex.SuperbatchSettings
 	diskgnn.PackedSettings
 	PagesOn string `option:"pages-on" group:"Tiers" use:"setting" oneof:"@page-places" shown:"folder" usage:"where their pages are (folder: that of {packed} or {parted}; ssds: the bound SSDs, behind the features)"`
@@ -193,7 +193,7 @@ type Config struct {
 	Reduce string `option:"reduce" group:"Replicas" words:"tree" shown:"tree" arg:"PATH" usage:"who adds the gradients of {replicas}: tree (ours, to the bit as one device does), nccl (NVIDIA's NCCL where it is installed, GPUs only, not bit-exact) or the PATH of libnccl"`
 
 	// Checkpoints.
-	CheckpointDir   string `option:"checkpoint" group:"Run" common:"yes" use:"aside" arg:"DIR" usage:"DIR for the checkpoint, written after each epoch and on Ctrl-C"`
+	CheckpointDir   string `option:"checkpoint" there:"checkpoint" group:"Run" common:"yes" use:"aside" arg:"DIR" usage:"DIR for the checkpoint, written after each epoch and on Ctrl-C"`
 	CheckpointEvery int    `option:"checkpoint-every" group:"Run" use:"aside" range:"0..2147483647" arg:"N" usage:"also write it after every N mini-batches, at the end of their step of {shards}"`
 	Resume          bool   `option:"resume" group:"Run" common:"yes" use:"aside" usage:"go on from the checkpoint in {checkpoint}, to the bit where {kernels} is as it was; start where there is none"`
 	// NoEval skips validation and test; the best epoch is then the last.
@@ -239,7 +239,7 @@ type SelectionSettings struct {
 	// Metric is the name of one of package metrics.
 	Metric string `option:"metric" group:"Run" common:"yes" use:"setting" oneof:"@metrics" shown:"accuracy of classes, f1-micro of labels, rmse of numbers" print:"yes" omit:"accuracy" usage:"figure of validation that chooses the best epoch"`
 	// Patience is 0 where all epochs train.
-	Patience int     `option:"patience" group:"Run" common:"yes" positive:"yes" range:"1..1048576" shown:"all epochs train" arg:"N" usage:"stop after N epochs one after the other in which {metric} was not better than before"`
+	Patience int     `option:"patience" group:"Run" positive:"yes" range:"1..1048576" shown:"all epochs train" arg:"N" usage:"stop after N epochs one after the other in which {metric} was not better than before"`
 	MinDelta float64 `option:"min-delta" group:"Run" range:"0.." usage:"by how much it has to be better for {patience}"`
 }
 

@@ -2,23 +2,19 @@
 # The main job from nothing: bind file-backed SSDs, lay a real graph's features out on them,
 # train out of core in helios mode, and train the CPU-managed comparison with the same seed.
 # Everything, results included, stays in ./demo-out (or the folder given as the argument).
+# "heliosctl demo" runs it.
 set -euo pipefail
-cd "$(dirname "$0")/.."
 
 out=${1:-demo-out}
-hc=$PWD/bin/heliosctl
+hc=${HELIOSCTL:?names heliosctl}
 marker=.heliosctl-demo
 start=$SECONDS
 trap 'exit 130' INT # what falls back would go on
-if [ ! -x "$hc" ]; then
-	echo "demo: bin/heliosctl is not built; run \"make demo\"" >&2
-	exit 1
-fi
 
 # Only a folder that an earlier demo made is removed.
 if [ -e "$out" ]; then
 	if [ ! -f "$out/$marker" ]; then
-		echo "demo: $out is there and no demo made it; move it away or name another folder: tools/demo.sh DIR" >&2
+		echo "demo: $out is there and no demo made it; move it away or name another folder: heliosctl demo DIR" >&2
 		exit 1
 	fi
 	rm -rf -- "$out"
