@@ -4,12 +4,21 @@ SHELL := bash
 .DEFAULT_GOAL := build
 
 GO ?= go
+# Without Go, help and doctor work, and all else says what lacks.
+ifeq ($(shell command -v $(GO)),)
+ifneq ($(filter-out help doctor clean uninstall,$(or $(MAKECMDGOALS),build)),)
+$(error Go $(shell sed -n 's/^go //p' go.mod) or later is needed, and "$(GO)" is not in PATH: install it from https://go.dev/dl, or name it by GO=/path/to/go)
+endif
+endif
 export CGO_ENABLED ?= 0
 # Without the folder's name in them, packages are compiled once for build and test and for every clone.
-export GOFLAGS := $(strip $(filter-out -trimpath,$(shell $(GO) env GOFLAGS)) -trimpath)
+export GOFLAGS := $(strip $(filter-out -trimpath,$(shell $(GO) env GOFLAGS 2>/dev/null)) -trimpath)
 
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+# python/helios/_version.py has the version; a build of no tag adds its commit.
+RELEASE := v$(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' python/helios/_version.py)
+VERSION := $(RELEASE)$(shell d=$$(git describe --tags --always --dirty 2>/dev/null) && [ "$$d" != $(RELEASE) ] && echo "+$${d//-/.}")
 LDFLAGS := -X main.version=$(VERSION)
+ACTIONLINT := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 SCRIPTS := .ci/run .ci/nightly .ci/subjects .ci/steps.sh vfio-setup.sh $(wildcard tools/*.sh tools/*/*.sh cmd/*/*.sh cuda/*/*.sh examples/*.sh)
 
@@ -42,7 +51,7 @@ else
 unexport HELIOS_DARTAGNAN
 endif
 
-.PHONY: build FORCE $(filter-out bin/%,$(MAKECMDGOALS))
+.PHONY: build help FORCE $(filter-out bin/%,$(MAKECMDGOALS))
 
 # The laboratory, a Go module of its own in tools: a tool is built into bin/lab and runs from here.
 bin/lab/%: FORCE
@@ -51,7 +60,7 @@ bin/lab/%: FORCE
 # GPU_BINDING=gorgonia: by gorgonia.org/cu and cgo, with headers that it fetches, and tested on the fake
 # libcuda. Needs C and C++ compilers and pip.
 GPU_BINDING ?= purego
-build:
+build: ## bin/heliosctl
 ifeq ($(GPU_BINDING),gorgonia)
 	./tools/cudatools.sh "$(CUDA_TOOLS)"
 	LDFLAGS='$(LDFLAGS)' ./tools/gorgonia.sh "$(CUDA_TOOLS)/include" bin/heliosctl
@@ -60,6 +69,20 @@ else ifeq ($(GPU_BINDING),purego)
 else
 	$(error GPU_BINDING=$(GPU_BINDING) is neither purego nor gorgonia)
 endif
+
+help: ## this list
+	@sed -nE 's/^([a-z][a-z-]*):[^#=]*## (.*)/  \1 \2/p' Makefile | while read -r t about; do printf '  %-14s %s\n' "$$t" "$$about"; done
+	@echo 'CONTRIBUTING.md and the comments of the Makefile have the rest.'
+
+doctor: ## which steps of .ci/run and tiers of nightly have here what they need
+	@printf '%-14s %s\n' go "$$($(GO) version 2>/dev/null || echo 'lacks Go $(shell sed -n 's/^go //p' go.mod) or later: https://go.dev/dl')"
+	@.ci/run --needs; .ci/nightly --needs
+
+# MODULE, as make hands a variable PATH to every shell. Renames the Go module in one commit.
+module: ## MODULE=example.org/heliosctl: give the Go module that path, in one commit
+	./tools/module.sh "$(MODULE)"
+test-module: ## a clone with another module path builds, and a program outside imports it
+	./tools/testmodule.sh
 
 # The binary that "make build" made, its manual pages, what shells complete, and units of systemd for the
 # daemon. DESTDIR is for packagers: a folder to install into that is not the final one.
@@ -72,7 +95,7 @@ INSTALLED = "$(ROOT)/bin/heliosctl" "$(ROOT)/share/man/man1/"heliosctl*.1 \
 	"$(ROOT)/share/zsh/site-functions/_heliosctl" \
 	"$(ROOT)/share/fish/vendor_completions.d/heliosctl.fish" \
 	"$(ROOT)/lib/systemd/user/heliosctl.socket" "$(ROOT)/lib/systemd/user/heliosctl.service"
-install:
+install: ## what "make build" made, into DESTDIR and PREFIX (/usr/local)
 	@test -x "$(HELIOSCTL)" || { echo 'install: $(HELIOSCTL) is not there; run "make build" first' >&2; exit 1; }
 	install -Dm755 "$(HELIOSCTL)" "$(ROOT)/bin/heliosctl"
 	install -d "$(ROOT)/share/man/man1"
@@ -83,17 +106,17 @@ install:
 	install -Dm644 tools/systemd/heliosctl.socket "$(ROOT)/lib/systemd/user/heliosctl.socket"
 	sed 's|@PREFIX@|$(PREFIX)|' tools/systemd/heliosctl.service | install -Dm644 /dev/stdin "$(ROOT)/lib/systemd/user/heliosctl.service"
 
-uninstall:
+uninstall: ## remove what "make install" put there
 	rm -f $(INSTALLED)
 
 # The main job from nothing to a comparison, in ./demo-out.
-demo: build
+demo: build ## a real graph from two file-backed SSDs, in 1 to 2 minutes
 	bin/heliosctl demo
 
 # Each check of the product on few cases. The packages whose tests take longest come first, and more of
 # them at once than there are cores, as some wait. "make lint" has vet, and test-shim the kernels.
 LONGEST := ./cmd/heliosctl ./sched ./gpuio ./internal/ranks ./dataset/stripe ./dataset/importer
-test:
+test: ## each check on a few cases, in minutes
 	$(GO) test -vet=off -p 3 -timeout 20m $(LONGEST) $$($(GO) list ./... | grep -v /internal/testing/shim/)
 
 # The laboratory's own tests.
@@ -104,7 +127,7 @@ test-tools:
 # these (tools/usersof); the packages of test-shim have theirs there. DIFF_BATCHES: random batches
 # through the kernels of Go and of the shim.
 DIFF_BATCHES ?= 10000
-test-wide: bin/lab/usersof
+test-wide: bin/lab/usersof ## all cases, in hours
 	HELIOS_WIDE=1 DIFF_BATCHES=$(DIFF_BATCHES) $(GO) test -count=1 -timeout 60m \
 		$$(bin/lab/usersof -not cuda,internal/testing testing/wide)
 	cd tools && HELIOS_WIDE=1 $(GO) test -count=1 -timeout 60m $$(../bin/lab/usersof testing/wide)
@@ -119,7 +142,7 @@ test-realdata: bin/lab/usersof
 # which it takes itself. RACED: packages, and options of go test.
 NOT_RACED := Bad|Refus|Help|Document|Docs|Declared|Schema|TestCompletion$$|ManualPage|MakeInstall|VFIOSetup|FewFiles|FullDisk|ReadOnlyFolder|Rerun|Report|EpochsAreCovered|ByteTrials|TestPlan(Verb|Of|Calibrates)|KilledBinds|KilledUnbinds|KilledLoad|OddStates|ProcessorTime
 RACED ?= $(LONGEST) ./...
-race:
+race: ## on few cases, under the race detector
 	HELIOS_WIDE=1 CGO_ENABLED=1 $(GO) test -race -short -timeout 60m -skip '$(NOT_RACED)' $(RACED)
 
 # The CUDA kernels on the CPU shim: its own tests, the I/O kernels against model SSDs in SEEDS seeded
@@ -186,7 +209,7 @@ test-rsemu:
 # 3.10 and pip; PYTHON_ENVS keeps what it installs, some 11 GB with PyTorch and DGL (HELIOS_PYTHON_TORCH=no: less).
 PYTHON_ENVS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/heliosctl/python
 PYTEST_FLAGS ?=
-test-python: build
+test-python: build ## the Python package
 	./tools/testpython.sh "$(PYTHON_ENVS)" $(PYTEST_FLAGS)
 
 # The package's API as HTML, by pdoc in the environment with DGL that test-python makes.
@@ -231,7 +254,7 @@ soak: build bin/lab/acceptance
 
 # The tiers in full, one after the other, or those of TIERS (.ci/nightly).
 TIERS ?=
-nightly:
+nightly: ## every tier in full, or those of TIERS
 	.ci/nightly $(TIERS)
 
 # Each fuzz target for FUZZTIME.
@@ -249,17 +272,18 @@ bench-clocks: bin/lab/clockcompare
 	bin/lab/clockcompare -check
 
 # Both modules by .golangci.yml, scripts, and the subjects of commits (.ci/subjects; make hooks: at commit).
-lint:
+lint: ## linters, scripts, workflows, subjects of commits
 	$(GO) run $(GOLANGCI) run ./...
 	cd tools && $(GO) run $(GOLANGCI) run ./...
 	@if command -v shellcheck >/dev/null; then shellcheck -x $(SCRIPTS) && echo "shellcheck $(SCRIPTS)"; \
 	else echo "shellcheck is not installed; scripts unchecked"; fi
+	$(GO) run $(ACTIONLINT) -color
 	.ci/subjects
 
 hooks:
 	ln -sf ../../.ci/subjects "$$(git rev-parse --git-path hooks)/commit-msg"
 
-generate:
+generate: ## reference, schema, Python settings, licences
 	$(GO) generate ./...
 
 # The PTX of cuda/kernels from its sources (clang 19), and, where ptxas is, the cubins and the table of
@@ -272,5 +296,5 @@ kernels: bin/lab/kernels
 kernels-check: bin/lab/kernels
 	bin/lab/kernels check $(PTXASFLAGS)
 
-clean:
+clean: ## remove bin
 	rm -rf bin

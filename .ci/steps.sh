@@ -1,6 +1,12 @@
 # shellcheck shell=bash
 # The runner of steps that .ci/run and .ci/nightly share. Source it in the folder of the repository,
 # with the names of the steps to run; without any, all run.
+# With --needs first, each prints its missing needs, and nothing runs.
+needs=
+if [ "${1:-}" = --needs ]; then
+	needs=1
+	shift
+fi
 only=("$@")
 
 export DEBIAN_FRONTEND=noninteractive
@@ -10,7 +16,7 @@ HELIOS_CUDA_TOOLS=$(realpath -m "${HELIOS_CUDA_TOOLS:-${XDG_CACHE_HOME:-${HOME:?
 HELIOS_PTXAS=$HELIOS_CUDA_TOOLS/bin/ptxas
 export HELIOS_CUDA_TOOLS HELIOS_PTXAS
 # As make has it, so that all steps share what they compile.
-GOFLAGS="$(go env GOFLAGS | sed 's/-trimpath//') -trimpath"
+GOFLAGS="$({ go env GOFLAGS 2>/dev/null || true; } | sed 's/-trimpath//') -trimpath"
 export GOFLAGS
 unset HELIOS_STATE
 
@@ -67,21 +73,29 @@ processor() {
 # machine has or gets what it needs. Leaves outcome (passed, FAILED …, lacks …, or not asked for) and
 # took, in seconds.
 step() {
-	local name=$1 limit=$2 began=$SECONDS before rc=0 needs=()
+	local name=$1 limit=$2 began=$SECONDS before rc=0 n needed=()
 	if [ ${#only[@]} -ne 0 ] && ! printf '%s\n' "${only[@]}" | grep -qxF -- "$name"; then
 		outcome='not asked for'
 		return
 	fi
 	shift 2
 	while [ "$1" != -- ]; do
-		needs+=("$1")
+		needed+=("$1")
 		shift
 	done
 	shift
+	if [ -n "$needs" ]; then
+		lacks=()
+		for n in "${needed[@]}"; do
+			if ! there "${n%%=*}"; then lacks+=("${n#*=}"); fi
+		done
+		printf '%-14s %s\n' "$name" "${lacks[*]:+lacks }${lacks[*]:-ready}"
+		return
+	fi
 	printf '\n=== %s: %s\n' "$name" "$*"
 	processor
 	before=$used
-	need "${needs[@]}"
+	need "${needed[@]}"
 	if [ ${#lacks[@]} -ne 0 ]; then
 		outcome="lacks ${lacks[*]}"
 	else

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"path/filepath"
+	"regexp"
 	"runtime"
 	"runtime/debug"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -35,4 +38,14 @@ func TestVersionLicenses(t *testing.T) {
 		require.NotEmpty(t, m["files"])
 	}
 	require.Contains(t, linked, "github.com/urfave/cli/v2")
+}
+
+// The version stands in one file; the change log has a heading of it.
+func TestChangelogHasTheVersion(t *testing.T) {
+	text := readFile(t, filepath.Join(repo, "python/helios/_version.py"))
+	m := regexp.MustCompile(`(?m)^__version__ = "(.*)"$`).FindStringSubmatch(text)
+	require.NotNil(t, m)
+	log := readFile(t, filepath.Join(repo, "CHANGELOG.md"))
+	require.Contains(t, log, "\n## "+m[1])
+	require.Equal(t, strings.Index(log, "\n## "), strings.Index(log, "\n## "+m[1]), "the first heading")
 }
