@@ -244,7 +244,8 @@ func (d *Dataset) UUID() uuid.UUID { return d.id }
 // the edges are worth. Nodes, features and the SSDs they are on stay the same. It is
 // independent of d and closed by itself.
 func (d *Dataset) WithoutEdges() *Dataset {
-	n := &Dataset{Meta: d.Meta, folder: folder{dir: d.dir, was: d.was, id: d.id, seal: d.seal}, noEdges: true}
+	n := &Dataset{Meta: d.Meta, noEdges: true,
+		folder: folder{dir: d.dir, was: d.was, id: d.id, seal: d.seal}}
 	n.meta, n.Meta.Edges = &n.Meta, 0
 	n.Meta.Relations = slices.Clone(d.Meta.Relations)
 	for i := range n.Meta.Relations {
