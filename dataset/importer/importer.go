@@ -7,6 +7,8 @@ package importer
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 
@@ -74,6 +76,11 @@ func (r *request) appends(input string) (uuid string, err error) {
 		return "", nil
 	}
 	if a := r.over.Meta.Source.Appended; len(a) > 0 && a[len(a)-1].Input == input {
+		// Killed at its end, it has left the old dataset.
+		_ = build.EachStale(r.Out, func(dir string, lock *os.File) bool {
+			_, err := os.Stat(filepath.Join(dir, build.JournalName))
+			return err == nil && lock.Close() == nil
+		})
 		return "", errs.New(errs.Refused, "%s has what these files add already, from the last import", r.Out)
 	}
 	return r.over.Meta.UUID, nil

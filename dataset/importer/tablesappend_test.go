@@ -161,7 +161,10 @@ func TestAppend(t *testing.T) {
 					}
 					require.Less(t, stop, 100)
 				}
+				left := filepath.Join(dir, "g.partial-1")
+				require.NoError(t, os.Mkdir(left, 0o700))
 				err := run(part, "g", add)
+				require.NoDirExists(t, left)
 				require.Equal(t, errs.Refused, errs.ClassOf(err), "%v", err)
 			}
 			want, got := datasettest.Digest(t, filepath.Join(dir, "all")), datasettest.Digest(t, filepath.Join(dir, "g"))
