@@ -125,10 +125,9 @@ type checked struct {
 	sums   cuda.Buffer // by row
 	own    cuda.Buffer // sums, where they are freed with the rest
 	tables cuda.Buffer
-	bad    cuda.Buffer // one count, on the device
-	result cuda.Buffer // and where the CPU reads it
+	result cuda.Buffer // one count, in the CPU's memory
 
-	turn   chan struct{} // to check a set: stream, bad, result, got and broken
+	turn   chan struct{} // to check a set: stream, result, got and broken
 	got    cuda.Buffer   // checksums of a set, grown as needed
 	broken error
 
@@ -158,11 +157,7 @@ func (c *checked) open() (err error) {
 		"gpuio check tables"); err != nil {
 		return err
 	}
-	if err := put(&c.result, nil, "gpuio check result"); err != nil {
-		return err
-	}
-	c.bad, err = c.dev.Alloc(cuda.MemDevice, 4, "gpuio check result")
-	return err
+	return put(&c.result, nil, "gpuio check result")
 }
 
 // words are a buffer's 4-byte words; device memory is aligned.
@@ -176,7 +171,7 @@ func (c *checked) free() error {
 		err = c.stream.Close()
 		c.stream = nil
 	}
-	return errors.Join(err, freeBuffers(&c.own, &c.tables, &c.bad, &c.result, &c.got))
+	return errors.Join(err, freeBuffers(&c.own, &c.tables, &c.result, &c.got))
 }
 
 // Name implements Reader: it is the stack that reads.
@@ -454,20 +449,16 @@ func (c *checked) run(rs *ReadSet, n int64) (rows []wrongRow, count int64, err e
 	cfg.Blocks = int(max(min(int64(cfg.Blocks), (bytes+checkGrain-1)/checkGrain), 1))
 	first := rs.SSDOffset[0]
 	rowPtr, posPtr := rs.Rows+cuda.DevicePtr(first*8), rs.Pos+cuda.DevicePtr(first*4)
-	if err := c.stream.Fill(c.bad.Ptr(), 0, 4); err != nil {
-		return nil, 0, err
-	}
+	// The kernel adds to the CPU's memory where a row is wrong: neither a fill nor a copy is needed.
+	words(c.result.Bytes())[0] = 0
 	if err := cuda.Launch(c.stream, c.kernel, cfg, checkParams{
 		Rows: rowPtr, Pos: posPtr, Sums: c.sums.Ptr(), Dst: rs.Dst.Ptr() +
 			cuda.DevicePtr(rs.DstOffset),
-		Got: c.got.Ptr(), Bad: c.bad.Ptr(), Tables: c.tables.Ptr(), Count: n,
+		Got: c.got.Ptr(), Bad: c.result.Ptr(), Tables: c.tables.Ptr(), Count: n,
 		LayoutRows: c.layout.Rows,
 		DstLimit:   rs.extent(), DstStride: rs.DstStride,
 		RowBytes: uint32(c.layout.RowBytes), Lanes: checkLanes(int(c.layout.RowBytes)),
 	}); err != nil {
-		return nil, 0, err
-	}
-	if err := c.stream.Copy(c.result.Ptr(), c.bad.Ptr(), 4); err != nil {
 		return nil, 0, err
 	}
 	if err := c.settle(); err != nil {
