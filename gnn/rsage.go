@@ -121,9 +121,8 @@ func (rsage) declare(n *network, l int, t *tensors) {
 	n.layers[l] = append(append(roots, weights...), biases...)
 }
 
-// fusesTypes reports whether a model of typed graphs can be fused. Each node has a list, so that its
-// gradient closes with the lists'; nothing closes at the input, and the mask of a dropout is of all
-// types' rows.
+// fusesTypes reports whether a model of typed graphs can be fused, tables aside: each node has a
+// list, with which its gradient closes, and no dropout has a mask over the rows of all types.
 func (c *ModelConfig) fusesTypes() bool {
 	if c.Model != (rsage{}).Name() || c.Dropout > 0 {
 		return false
