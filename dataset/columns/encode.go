@@ -171,18 +171,18 @@ func (c *encoding) encodeNumbers(col *table.Column, from, to int, dst []float32,
 		s = c.Stats[0]
 	}
 	for k, x := range cells {
-		at := k*stride + c.first
+		place := k*stride + c.first
 		if x == x && standard {
 			y := x - s.Mean
 			if s.Std > 0 {
 				y /= s.Std
 			}
 			if math.Abs(y) <= math.MaxFloat32 {
-				dst[at] = float32(y)
+				dst[place] = float32(y)
 				continue
 			}
 		}
-		out, err := dst[at:at+c.width], error(nil)
+		out, err := dst[place:place+c.width], error(nil)
 		if x != x {
 			missing++
 			err = c.encodeMissing(out, nil)

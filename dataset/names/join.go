@@ -159,9 +159,8 @@ func (j *Join) Deal(b *table.Batch, columns ...*table.Column) (*Dealt, error) {
 	d.text = slices.Grow(d.text[:0], sum)[:sum]
 	for i, name := range d.names {
 		p := binary.LittleEndian.Uint16(d.order[2*i:])
-		at := d.ends[p]
-		at += binary.PutUvarint(d.text[at:], uint64(len(name)))
-		d.ends[p] = at + copy(d.text[at:], name)
+		to := d.ends[p] + binary.PutUvarint(d.text[d.ends[p]:], uint64(len(name)))
+		d.ends[p] = to + copy(d.text[to:], name)
 	}
 	clear(d.names) // they are the batch's
 	return d, nil

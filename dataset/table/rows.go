@@ -73,9 +73,9 @@ func (f *textFile) parse(b *Batch, text []byte, take []int, end bool, room *text
 
 // begin readies the columns. A column that is taken twice is there once.
 func (r *textRows) begin(take []int) {
-	most, room := bytes.Count(r.text, []byte{'\n'})+1, r.room
-	most |= 1 // or else the cells of a row have one place in a processor's cache
-	room.spans = slices.Grow(room.spans[:0], most*len(take))[:most*len(take)]
+	per, room := bytes.Count(r.text, []byte{'\n'})+1, r.room
+	per |= 1 // or else the cells of a row have one place in a processor's cache
+	room.spans = slices.Grow(room.spans[:0], per*len(take))[:per*len(take)]
 	room.columns = slices.Grow(room.columns[:0], len(take))[:len(take)]
 	r.b.Columns = room.columns
 	room.bases = room.bases[:0]
@@ -83,13 +83,13 @@ func (r *textRows) begin(take []int) {
 		room.bases = append(room.bases, -1)
 	}
 	for i, k := range take {
-		base := i * most
+		base := i * per
 		if room.bases[k] < 0 {
 			room.bases[k] = base
 		}
 		base = room.bases[k]
 		r.b.Columns[i] = Column{Name: r.f.names[k].Name, Data: r.text,
-			spans: room.spans[base : base+most]}
+			spans: room.spans[base : base+per]}
 	}
 }
 
@@ -112,14 +112,14 @@ func (r *textRows) put(n, from, to int) {
 
 // missing says that a cell of the row has no value.
 func (r *textRows) missing(n int) {
-	most := len(r.b.Columns[0].spans)
+	per := len(r.b.Columns[0].spans)
 	for i := range r.b.Columns {
 		c := &r.b.Columns[i]
 		if &c.spans[0] != &r.room.spans[r.room.bases[n]] {
 			continue
 		}
 		if c.Missing == nil {
-			c.Missing = make([]bool, most)
+			c.Missing = make([]bool, per)
 		}
 		c.Missing[r.b.Rows] = true
 	}
@@ -131,7 +131,7 @@ func (r *textRows) row() (n int, err error) {
 		return r.blankRow()
 	}
 	text, bases, spans, row := r.text, r.room.bases, r.room.spans, r.b.Rows
-	sep, marks, at, pos := r.f.sep, r.marks, r.at, r.pos
+	sep, marks, next, pos := r.f.sep, r.marks, r.at, r.pos
 	seps := uint64(sep) * ones
 	for {
 		from, to := pos, 0
@@ -139,18 +139,18 @@ func (r *textRows) row() (n int, err error) {
 			if from, to, pos, err = r.quoted(pos); err != nil {
 				return 0, err
 			}
-			if next := pos + 1; next >= at {
-				at, marks = next, 0
+			if after := pos + 1; after >= next {
+				next, marks = after, 0
 			} else {
-				marks &= ^uint64(0) << (8 * (next - at + 8))
+				marks &= ^uint64(0) << (8 * (after - next + 8))
 			}
 		} else {
-			for marks == 0 && at < len(text) {
-				marks = marksOf(eight(text, at), seps)
-				at += 8
+			for marks == 0 && next < len(text) {
+				marks = marksOf(eight(text, next), seps)
+				next += 8
 			}
 			if to = len(text); marks != 0 {
-				to = at - 8 + bits.TrailingZeros64(marks)/8
+				to = next - 8 + bits.TrailingZeros64(marks)/8
 				marks &= marks - 1
 			}
 			if pos = to; to < len(text) && text[to] == '"' {
@@ -167,7 +167,7 @@ func (r *textRows) row() (n int, err error) {
 		}
 		n++
 		if pos++; pos > len(text) || text[pos-1] == '\n' {
-			r.marks, r.at, r.pos = marks, at, min(pos, len(text))
+			r.marks, r.at, r.pos = marks, next, min(pos, len(text))
 			return n, nil
 		}
 	}
