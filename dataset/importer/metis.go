@@ -99,7 +99,7 @@ type metisReader struct {
 	emit     func(src, dst []int64) error
 }
 
-// read is of edges.Source, which has one part.
+// read emits all edges. There is one part.
 func (m *metis) read(ctx context.Context, _ int, emit func(src, dst []int64) error,
 	done func(int64)) error {
 	in, err := container.OpenText(m.path)

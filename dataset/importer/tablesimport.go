@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,6 +37,8 @@ type TablesOptions struct {
 	Dedup        bool   `option:"dedup" usage:"drop repeated edges"`
 	Dangling     string `option:"dangling" common:"yes" oneof:"refuse,drop" default:"refuse" usage:"edges that name a node that is in no row: refuse them, or drop them"`
 	NumClasses   int64  `option:"num-classes" positive:"yes" arg:"N" shown:"those that a label has" usage:"N classes, where labels look like something else"`
+	FeatureFn    string `option:"feature-fn" also:"features-fn" arg:"FN" usage:"FN makes {dim} features of each node, where no column is one: \"hash\" or \"hash:SEED\" computes them from the node's number and stores none, \"random\" stores noise and the node's degree"`
+	Dim          int    `option:"dim" positive:"yes" shown:"64" usage:"features per node, where {feature-fn} makes them"`
 	Header       string `option:"header" oneof:"yes,no" shown:"found out" usage:"whether the first line of text files names columns; without names these are 1, 2, …"`
 	Append       bool   `option:"append" common:"yes" usage:"add nodes and edges to the dataset {out}: its nodes keep numbers, rows and splits, new ones take its columns' statistics and its classes"`
 	AllowOutside bool   `option:"allow-outside" usage:"read files that a description names outside its folder"`
@@ -68,6 +71,9 @@ func Tables(ctx context.Context, o TablesOptions) (_ fmt.Stringer, err error) {
 	base.Target, base.SelfLoops = o.Target, o.SelfLoops
 	base.Undirected, base.AddReverse, base.Dedup = o.Undirected, o.AddReverse, o.Dedup
 	base.NumClasses = o.NumClasses
+	if err := t.opt.madeFeatures(&base); err != nil {
+		return nil, err
+	}
 	d, err := t.description()
 	if err != nil {
 		return nil, err
@@ -90,6 +96,29 @@ func Tables(ctx context.Context, o TablesOptions) (_ fmt.Stringer, err error) {
 		t.typedImport = typedImport{importer: im, pad: o.Pad}
 		return t.run(ctx)
 	})
+}
+
+// madeFeatures takes the features that a function makes, in place of columns.
+func (o *TablesOptions) madeFeatures(base *Options) error {
+	base.FeatureFn, base.Dim = o.FeatureFn, cmp.Or(o.Dim, 64)
+	switch {
+	case o.FeatureFn == "" && o.Dim != 0:
+		return errs.New(errs.Usage, "{dim} %d is for {feature-fn}; columns have their own number", o.Dim)
+	case o.FeatureFn == "":
+		return nil
+	case o.In != "" || o.Like != "" || o.Append || o.Transform != nil ||
+		o.ColumnOptions.Features != "" && o.ColumnOptions.Features != "none":
+		return errs.New(errs.Usage,
+			"{feature-fn} makes features in place of columns; leave out {feature-columns}, {transform}, {like}, {append} and {in}, or {feature-fn}")
+	case base.Dim > dataset.MaxDim:
+		return errs.New(errs.Usage, "{dim} %d is outside 1..%d", o.Dim, dataset.MaxDim)
+	}
+	o.ColumnOptions.Features = "none"
+	if o.FeatureFn == RandomFeatures {
+		return nil
+	}
+	_, err := dataset.ParseFeatureFn(o.FeatureFn, o.Seed)
+	return err
 }
 
 // description is the description that {in} names, or that of the flags, with what is in the dataset
@@ -486,10 +515,10 @@ func (t *tableImport) findRows() {
 	n := &t.d.Nodes[0]
 	used := t.noFeatures(n)
 	switch {
-	case t.base != nil:
-		t.noRows = t.base.Meta.Rows() == 0
-		return
 	case t.like != nil:
+		t.noRows = t.like.Meta.Rows() == 0
+		return
+	case t.o.FeatureFn != "":
 		return
 	case t.nodes[0] == nil:
 		t.noRows = true
@@ -536,10 +565,16 @@ func (t *tableImport) writePlain(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := t.topology(ctx); err != nil || learned == nil {
+	if err := t.topology(ctx); err != nil {
 		return err
 	}
-	return t.writeColumns(ctx, t.nodes[0], learned, t.baseRows(0))
+	switch {
+	case learned != nil:
+		return t.writeColumns(ctx, t.nodes[0], learned, t.baseRows(0))
+	case t.o.FeatureFn != "":
+		return t.madeFeatures(ctx)
+	}
+	return nil
 }
 
 // writeTyped writes a graph of several types.

@@ -231,3 +231,32 @@ func TestTablesIndexIsNoFeature(t *testing.T) {
 	require.Equal(t, 1, d.Meta.Dim)
 	require.NoError(t, d.Close())
 }
+
+// Graphs of LDBC have no features: those of Graphalytics no names of columns either, and of SNB two
+// columns of one name and parts.
+func TestTablesOfLDBC(t *testing.T) {
+	files := map[string]string{"g.v": "1\n4\n9\n7\n", "g.e": "1 4 0.5\n4 9 1.25\n",
+		"person_0_0.csv": "id|gender|email\n933|male|a@b;c@d\n1129|female|\n", "person_1_0.csv": "id|gender|email\n4194|male|x\n",
+		"person_knows_person_0_0.csv": "Person.id|Person.id|creationDate\n933|1129|2010-05-05T12:17:01.293+0000\n",
+		"person_knows_person_1_0.csv": "Person.id|Person.id|creationDate\n1129|4194|2010-05-05T12:17:01.293+0000\n"}
+	o := TablesOptions{Nodes: "g.v", ID: "1", Edges: "g.e", Src: "1", Dst: "2", Header: "no", FeatureFn: "hash"}
+	d, err := importFolder(t, files, o)
+	require.NoError(t, err)
+	require.Equal(t, [3]int64{4, 2, 64}, [3]int64{d.Meta.Nodes, d.Meta.Edges, int64(d.Meta.Dim)})
+	o = TablesOptions{Nodes: "person_?_0.csv", ID: "id", Edges: "person_knows_person_*", Src: "Person.id",
+		Dst: "Person.id.1", Undirected: true, FeatureFn: "random", Dim: 5}
+	o.Label = "gender"
+	d, err = importFolder(t, files, o)
+	require.NoError(t, err)
+	require.Equal(t, [3]int64{3, 4, 5}, [3]int64{d.Meta.Nodes, d.Meta.Edges, int64(d.Meta.Dim)})
+	require.Equal(t, []string{"female", "male"}, d.Meta.ClassNames)
+	o.ColumnOptions.Features = "email"
+	_, err = importFolder(t, files, o)
+	require.ErrorContains(t, err, "option feature-fn makes features in place of columns")
+	o.ColumnOptions.Features, o.FeatureFn = "", ""
+	_, err = importFolder(t, files, o)
+	require.ErrorContains(t, err, "option dim 5 is for option feature-fn")
+	o.Dim, o.FeatureFn = 0, "dream"
+	_, err = importFolder(t, files, o)
+	require.ErrorContains(t, err, "dream")
+}

@@ -9,7 +9,7 @@ import (
 	"helios/internal/infile"
 )
 
-// view says where the elements of a matrix lie in a file, where they are not one behind the other.
+// view describes the elements of a matrix that are not one behind the other in their file.
 type view struct {
 	rows, cols       int64
 	rowStep, colStep int64 // elements from one to the next

@@ -43,23 +43,23 @@ type flat struct {
 }
 
 // u32 reads a number; places outside are noted.
-func (f *flat) u32(at int) int {
-	if at < 0 || at > len(f.b)-4 {
+func (f *flat) u32(pos int) int {
+	if pos < 0 || pos > len(f.b)-4 {
 		f.bad = true
 		return 0
 	}
-	return int(binary.LittleEndian.Uint32(f.b[at:]))
+	return int(binary.LittleEndian.Uint32(f.b[pos:]))
 }
 
-func (f *flat) u16(at int) int {
-	if at < 0 || at > len(f.b)-2 {
+func (f *flat) u16(pos int) int {
+	if pos < 0 || pos > len(f.b)-2 {
 		f.bad = true
 		return 0
 	}
-	return int(binary.LittleEndian.Uint16(f.b[at:]))
+	return int(binary.LittleEndian.Uint16(f.b[pos:]))
 }
 
-// place is where a field of a table is; 0: it is not there.
+// place returns the place of a field of a table; 0: it is not there.
 func (f *flat) place(table, field int) int {
 	v := table - int(int32(f.u32(table)))
 	if size := f.u16(v); 4+2*field >= size {
@@ -71,7 +71,7 @@ func (f *flat) place(table, field int) int {
 	return 0
 }
 
-// vector is where a field's elements begin, and their number.
+// vector returns the place of a field's first element, and the number of elements.
 func (f *flat) vector(table, field, size int) (first, n int) {
 	p := f.place(table, field)
 	if p == 0 {
@@ -192,27 +192,27 @@ func checkArrow(in *os.File, stream bool) error {
 
 // checkStream goes through the messages of a stream. The reader meets its end, and what is cut.
 func (f *flat) checkStream(in *os.File, end int64) error {
-	for at := int64(0); at+8 <= end && !f.bad; {
-		if err := f.read(in, at, 8, end); err != nil {
+	for pos := int64(0); pos+8 <= end && !f.bad; {
+		if err := f.read(in, pos, 8, end); err != nil {
 			return err
 		}
 		size := int64(f.u32(4))
-		if at += 8; f.u32(0) != continues { // of Arrow before 0.15
-			size, at = int64(f.u32(0)), at-4
+		if pos += 8; f.u32(0) != continues { // of Arrow before 0.15
+			size, pos = int64(f.u32(0)), pos-4
 		}
 		if size == 0 {
 			break
 		}
-		if err := f.read(in, at, size, end); err != nil {
+		if err := f.read(in, pos, size, end); err != nil {
 			return err
 		}
 		f.message()
-		at += size
+		pos += size
 		if p := f.place(f.u32(0), messageBody); p != 0 {
 			if f.u32(p+4) > 1<<30 {
 				f.bad = true
 			}
-			at += int64(f.u32(p)) | int64(f.u32(p+4))<<32
+			pos += int64(f.u32(p)) | int64(f.u32(p+4))<<32
 		}
 	}
 	if f.bad {
