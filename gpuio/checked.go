@@ -449,7 +449,7 @@ func (c *checked) run(rs *ReadSet, n int64) (rows []wrongRow, count int64, err e
 	cfg.Blocks = int(max(min(int64(cfg.Blocks), (bytes+checkGrain-1)/checkGrain), 1))
 	first := rs.SSDOffset[0]
 	rowPtr, posPtr := rs.Rows+cuda.DevicePtr(first*8), rs.Pos+cuda.DevicePtr(first*4)
-	// The kernel adds to the CPU's memory where a row is wrong: neither a fill nor a copy is needed.
+	// The kernel adds to the CPU's memory where a row is wrong: that takes no fill and no copy.
 	words(c.result.Bytes())[0] = 0
 	if err := cuda.Launch(c.stream, c.kernel, cfg, checkParams{
 		Rows: rowPtr, Pos: posPtr, Sums: c.sums.Ptr(), Dst: rs.Dst.Ptr() +
