@@ -312,10 +312,22 @@ def test_files_of_torch_are_imported(tmp_path, binary):
     base = {"x": x, "y": y, "edge_index": edges}
     big = torch.randn(65, 20, generator=g)
     good = {
-        "x": [x.half(), x.bfloat16(), x.double(), x.t().contiguous().t(), big[5:, 3:13:2], big.t()[:6].t()[:60],
-              big[:1].expand(60, 20), torch.nn.Parameter(x)],
+        "x": [
+            x.half(),
+            x.bfloat16(),
+            x.double(),
+            x.t().contiguous().t(),
+            big[5:, 3:13:2],
+            big.t()[:6].t()[:60],
+            big[:1].expand(60, 20),
+            torch.nn.Parameter(x),
+        ],
         "y": [y.int(), y.to(torch.uint8), torch.stack([y, y + 1], 1)[:, 0]],
-        "edge_index": [edges.int(), edges.t().contiguous().t(), torch.cat([edges, edges], 1)[:, :200]],
+        "edge_index": [
+            edges.int(),
+            edges.t().contiguous().t(),
+            torch.cat([edges, edges], 1)[:, :200],
+        ],
     }
     path, n = str(tmp_path / "g.pt"), 0
     for key, values in good.items():
@@ -331,7 +343,8 @@ def test_files_of_torch_are_imported(tmp_path, binary):
             ptr, src = np.load(out / "indptr.npy"), np.load(out / "indices.npy")
             pairs = zip(src.tolist(), np.repeat(np.arange(60), np.diff(ptr)).tolist(), strict=True)
             assert sorted(pairs) == sorted(zip(*want["edge_index"].tolist(), strict=True))
-    for value in (x.to_sparse(), torch.complex(x, x), torch._neg_view(x), x.numpy(), torch.nn.Linear(2, 3)):
+    bad = (x.to_sparse(), torch.complex(x, x), torch._neg_view(x), x.numpy(), torch.nn.Linear(2, 3))
+    for value in bad:
         torch.save({**base, "x": value}, path)
         with pytest.raises(helios.UsageError):
             helios.run("import", "npy", "--in", path, "--out", str(tmp_path / "bad"), binary=binary)
