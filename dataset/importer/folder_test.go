@@ -483,9 +483,6 @@ func TestImportPapers100MBad(t *testing.T) {
 				datasettest.Arr{DT: "<f4", Shape: []int64{4, 2}, Data: make([]float32, 8)}),
 				want: []string{
 					"data.npz:node_feat: features have shape (4, 2), there are 5 nodes"}},
-			"features in Fortran": {change: set("node_feat",
-				datasettest.Arr{DT: "<f4", Shape: []int64{5, 2}, Data: make([]float32, 10),
-					Fortran: true}), want: []string{"node_feat: features are in Fortran order"}},
 			"labels disagree": {change: set("node_label", ints([]int64{4, 1}, 0, 0, 0, 0)),
 				want: []string{
 					"node-label.npz:node_label: labels have shape (4, 1), there are 5 nodes"}},
@@ -615,9 +612,6 @@ func TestImportMAG240MBad(t *testing.T) {
 		"NaN feature": {change: set("paper/node_feat",
 			datasettest.Arr{DT: "<f2", Shape: []int64{5, 1}, Data: half(0, 1, float32(math.NaN()),
 				0, 0)}), want: []string{"node_feat.npy: feature 0 of node 2 is NaN"}},
-		"Fortran features": {change: set("paper/node_feat",
-			datasettest.Arr{DT: "<f2", Shape: []int64{5, 2}, Data: make([]uint16, 10),
-				Fortran: true}), want: []string{"Fortran order"}},
 		"half a label": {change: set("paper/node_label",
 			datasettest.Arr{DT: "<f2", Shape: []int64{5}, Data: half(0, 0.5, 0, 0, 0)}),
 			want: []string{"node_label.npy: label 0.5 of node 1 is not a class"}},
