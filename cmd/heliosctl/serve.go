@@ -25,6 +25,7 @@ import (
 	"helios/gpuio"
 	"helios/graph"
 	hcli "helios/internal/cli"
+	"helios/internal/durable"
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 	"helios/internal/options"
@@ -130,21 +131,23 @@ func (e *env) daemonEnvironment() map[string]string {
 // openLog opens the file that a daemon in the background writes to, and locks it: nobody else has
 // the socket then.
 func (a *serveArgs) openLog() (*os.File, error) {
-	path := a.socket + ".log"
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
+	dir, name := filepath.Split(a.socket + ".log")
+	f, err := durable.Lock(dir, name)
+	var held *durable.HeldError
+	var st unix.Stat_t
+	if err == nil && unix.Fstat(int(f.Fd()), &st) == nil && st.Nlink == 0 {
+		held = &durable.HeldError{Holder: "a process that ends"} // it has removed the file
+		err = errors.Join(held, f.Close())
+	}
+	if errors.As(err, &held) {
+		return nil, errs.New(errs.Refused,
+			"{socket} %s: a daemon listens there, or is about to: %s holds %s", a.socket,
+			held.Holder, name)
+	}
 	if err != nil {
 		return nil, errs.New(errs.Usage, "{socket} %s: %w; name another", a.socket, err)
 	}
-	var st unix.Stat_t
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil && unix.Fstat(int(f.Fd()), &st) == nil && st.Nlink == 0 {
-		err = errors.New("which it has removed")
-	}
-	if err != nil {
-		return nil, errors.Join(errs.New(errs.Refused, "{socket} %s: a daemon listens there, "+
-			"or is about to: it holds %s (%w)", a.socket, path, err), f.Close())
-	}
-	if err := f.Truncate(0); err != nil {
+	if err := errors.Join(f.Chmod(0o600), f.Truncate(0)); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	_, err = fmt.Fprintf(f, "heliosctl %s, process %d\n", programVersion(), os.Getpid())

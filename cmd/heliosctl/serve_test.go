@@ -368,7 +368,8 @@ func TestServeLingers(t *testing.T) {
 	heard, err := io.ReadAll(said) // it closes what it was started with
 	require.NoError(t, err)
 	require.Contains(t, string(heard), `"listening"`)
-	fails(t, hc(t, "serve", "--socket", path, "--linger", "1s"), 4, "serve", "holds "+path+".log")
+	fails(t, hc(t, "serve", "--socket", path, "--linger", "1s"), 4, "serve",
+		fmt.Sprintf("process %d holds s.log", cmd.Process.Pid))
 	t.Chdir(dir)
 	c, err := net.Dial("unix", "s")
 	require.NoError(t, err)
