@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ._batch import Array, Block, _Moves, below, runs
+from ._batch import Array, Block, _Moves, below
 from ._cuda import DeviceArray
 from ._errors import ProtocolError, UsageError
 from ._ring import is_count
@@ -216,7 +216,7 @@ def parse(
             num_dst, num_src = node_end[e[2]][h], node_end[e[0]][h + 1]
             indptr = array(f"indptr.{h}.{r}", "int64", (num_dst + 1,))
             src = array(f"src.{h}.{r}", "int64", (None,))
-            if not runs(indptr, src, num_src):
+            if not _runs(indptr, src, num_src):
                 raise wrong(f"indptr.{h}.{r} does not run over {len(src)} edges")
             block[e] = Block(num_dst, num_src, indptr, src)
     kind = arrays.get("x.0", (None, ""))[1]
@@ -251,6 +251,14 @@ def parse(
     if "input_id" in arrays:
         batch.input_id = array("input_id", "int64", (seeds,))
     return batch
+
+
+def _runs(indptr: Array, src: Array, num_src: int) -> bool:
+    """Whether a block's lists are lists of its sources."""
+    if isinstance(indptr, DeviceArray):
+        return True
+    whole = indptr[0] == 0 and indptr[-1] == len(src)
+    return bool(whole and (indptr[1:] >= indptr[:-1]).all() and below(src, num_src))
 
 
 __all__ = ["EdgeType", "HeteroBatch", "Schema", "parse", "relation_fanouts"]
