@@ -114,8 +114,8 @@ func runServe(ctx context.Context, e *env, a *serveArgs) (err error) {
 var daemonVars = []string{state.EnvRun, "HELIOS_LIBCUDA", "CUDA_VISIBLE_DEVICES",
 	"CUDA_DEVICE_ORDER"}
 
-// daemonEnvironment returns variables and the program, which a client compares with its own: a daemon
-// that one shell has started does not work for another one in that one's way.
+// daemonEnvironment returns variables and the program, which a client compares with its own: a
+// daemon that one shell has started does not work for another one in that one's way.
 func (e *env) daemonEnvironment() map[string]string {
 	all := map[string]string{state.EnvDir: e.store.Dir(), "program": ""}
 	for _, name := range daemonVars {
@@ -160,8 +160,8 @@ type listeningLine struct {
 	PID    int    `json:"pid"`
 }
 
-// listen makes the socket, or takes it over from systemd, and returns its path too, and the log of a
-// daemon in the background.
+// listen makes the socket, or takes it over from systemd, and returns its path too, and the log of
+// a daemon in the background.
 func (a *serveArgs) listen(e *env) (l *net.UnixListener, path string, log *os.File, err error) {
 	l, err = activated(e.given(&a.socket) != "")
 	if err != nil {

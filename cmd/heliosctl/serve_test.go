@@ -351,8 +351,8 @@ func TestServeProcess(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist, "the daemon removes its socket")
 }
 
-// A daemon in the background has its place to itself, writes messages to a file, and ends behind its
-// last client, however long the path of its socket is.
+// A daemon in the background has its place to itself, writes messages to a file, and ends behind
+// its last client, however long the path of its socket is.
 func TestServeLingers(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("long", 30))
 	require.NoError(t, os.Mkdir(dir, 0o700))
