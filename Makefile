@@ -109,6 +109,14 @@ install: ## what "make build" made, into DESTDIR and PREFIX (/usr/local)
 uninstall: ## remove what "make install" put there
 	rm -f $(INSTALLED)
 
+# The folder of a release's packages; two of them are equal to the byte.
+RELEASE_DIR ?= bin/release
+release: bin/lab/release ## tar.gz, deb, rpm, wheels and SBOM for amd64 and arm64, into RELEASE_DIR
+	PYTHON_ENVS="$(PYTHON_ENVS)" ./tools/release.sh "$(RELEASE_DIR)"
+
+test-release: ## two releases are equal, and a bare Debian takes the deb and gives it back
+	./tools/testrelease.sh
+
 # The main job from nothing to a comparison, in ./demo-out.
 demo: build ## a real graph from two file-backed SSDs, in 1 to 2 minutes
 	bin/heliosctl demo

@@ -103,7 +103,7 @@ var examples = map[string]string{
 	"load":           "heliosctl load g",
 	"names":          "heliosctl names g --id \"P. Curie\"",
 	"partition":      "heliosctl partition g --parts 64 --out g/64.partition",
-	"plan":           "heliosctl plan --graph papers100m --hardware a100-p5510x12 --mode helios",
+	"plan":           "heliosctl plan --graph pa --hardware a100-p5510x12 --mode helios",
 	"predict":        "heliosctl predict g --checkpoint run --csv classes.csv",
 	"prepare":        "heliosctl prepare g --mode diskgnn --sample-epochs 4 --packed runs/packed --cpu-cache 10%",
 	"report":         "heliosctl report run.jsonl --out run.html",
