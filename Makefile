@@ -117,6 +117,11 @@ release: bin/lab/release ## tar.gz, deb, rpm, wheels and SBOM for amd64 and arm6
 test-release: ## two releases are equal, and a bare Debian takes the deb and gives it back
 	./tools/testrelease.sh
 
+# The documents as a site, with search; a dead link or anchor is an error.
+SITE_DIR ?= bin/site
+site: ## the documents as a site, into SITE_DIR
+	PYTHON_ENVS="$(PYTHON_ENVS)" ./tools/site.sh "$(SITE_DIR)"
+
 # The main job from nothing to a comparison, in ./demo-out.
 demo: build ## a real graph from two file-backed SSDs, in 1 to 2 minutes
 	bin/heliosctl demo

@@ -101,8 +101,7 @@ func TestEveryVerbHasHelp(t *testing.T) {
 	require.NotContains(t, out, "Columns:")
 	require.Contains(t, ok(t, "--help"), "\nTraining verbs:\n  train ")
 	require.Contains(t, ok(t, "bench", "--help"), "\nVerbs:\n  io ")
-	// The short help of any verb has some 15 flags of its own. Lines are of 100 columns. The example,
-	// which stands first, can be typed.
+	// The short help of any verb has some 15 flags of its own. Lines are of 100 columns.
 	for verb := range verbs(app.Commands, "") {
 		args := append(strings.Fields(verb), "--help")
 		require.LessOrEqual(t, len(regexp.MustCompile(`(?m)^  --`).FindAllString(ok(t, args...), -1)), 20, verb)

@@ -52,8 +52,8 @@ func thereNow(kind, typed string) []string {
 	return nil
 }
 
-// folders lists the folders beside what is typed that hold something, and whose names need no quotes
-// in a shell.
+// folders lists the folders beside what is typed that hold something, and whose names need no
+// quotes in a shell.
 func folders(typed string, hold func(dir string) bool) (found []string) {
 	parent, _ := filepath.Split(typed)
 	entries, _ := os.ReadDir(cmp.Or(parent, ".")) // of a folder that is not there: none

@@ -54,7 +54,9 @@ func sharedOptions(app *cli.App) (shared []cli.Flag) {
 			}
 		}
 	}
-	slices.SortFunc(shared, func(a, b cli.Flag) int { return strings.Compare(optionText(a), optionText(b)) })
+	slices.SortFunc(shared, func(a, b cli.Flag) int {
+		return strings.Compare(optionText(a), optionText(b))
+	})
 	return shared
 }
 
@@ -68,7 +70,9 @@ func writeVerb(b *strings.Builder, path string, c *cli.Command, shared []cli.Fla
 	var own []cli.Flag
 	var names []string
 	for _, f := range optionsOf(c) {
-		if slices.ContainsFunc(shared, func(s cli.Flag) bool { return optionText(s) == optionText(f) }) {
+		if slices.ContainsFunc(shared, func(s cli.Flag) bool {
+			return optionText(s) == optionText(f)
+		}) {
 			names = append(names, "`--"+f.Names()[0]+"`")
 		} else {
 			own = append(own, f)
