@@ -102,10 +102,14 @@ func TestEveryVerbHasHelp(t *testing.T) {
 	require.Contains(t, ok(t, "--help"), "\nTraining verbs:\n  train ")
 	require.Contains(t, ok(t, "bench", "--help"), "\nVerbs:\n  io ")
 	// The short help of any verb has some 15 flags of its own. Lines are of 100 columns.
-	for verb := range verbs(app.Commands, "") {
+	for verb, c := range verbs(app.Commands, "") {
 		args := append(strings.Fields(verb), "--help")
 		require.LessOrEqual(t, len(regexp.MustCompile(`(?m)^  --`).FindAllString(ok(t, args...), -1)), 20, verb)
-		for line := range strings.Lines(ok(t, append(args, "all")...)) {
+		all := ok(t, append(args, "all")...)
+		if !c.Hidden && !c.SkipFlagParsing {
+			require.Contains(t, all, " "+c.UsageText+"\n", "an example is one line, to be copied")
+		}
+		for line := range strings.Lines(all) {
 			require.LessOrEqual(t, utf8.RuneCountInString(line), 101, "%s: %s", verb, line)
 		}
 	}

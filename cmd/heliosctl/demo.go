@@ -28,7 +28,7 @@ func demoCommand() *cli.Command {
 				hcli.PrintHelp(c.App.Writer, "", c.Command)
 				return nil
 			case i >= 0:
-				return errs.New(errs.Usage, "demo has no flags, such as %s", args[i])
+				return errs.New(errs.Usage, "unknown flag %s; the demo takes a folder alone", args[i])
 			case len(args) > 1:
 				return errs.New(errs.Usage, "unexpected argument %q; give one folder", args[1])
 			}

@@ -33,7 +33,11 @@ func PrintHelp(w io.Writer, _ string, of any) {
 	case *cli.Command:
 		fmt.Fprintf(&b, "%s\n\n", wrap(c.HelpName+": "+c.Usage, 0, 0))
 		if c.UsageText != "" {
-			fmt.Fprintf(&b, "%s\n", wrap("Example: "+c.UsageText, 0, 9))
+			gap := " "
+			if len("Example: "+c.UsageText) > helpWidth { // whole, to be copied
+				gap = "\n  "
+			}
+			fmt.Fprintf(&b, "Example:%s%s\n", gap, c.UsageText)
 		}
 		if len(c.Subcommands) > 0 {
 			fmt.Fprintf(&b, "Usage:   %s VERB [options]\n", c.HelpName)

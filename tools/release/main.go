@@ -127,8 +127,8 @@ func (r *release) packer(format string, p nfpm.Packager) func(w io.Writer) error
 			Overridables: nfpm.Overridables{Depends: []string{"bash", libc[format]},
 				RPM: nfpm.RPM{BuildHost: "localhost", Summary: "trains graph neural networks from NVMe SSDs"}}})
 		if err := r.walk(func(name string, at fs.FileInfo) error {
-			info.Contents = append(info.Contents, &files.Content{Source: filepath.Join(r.root, name),
-				Destination: "/" + name, FileInfo: &files.ContentFileInfo{Owner: "root", Group: "root",
+			info.Contents = append(info.Contents, &files.Content{Destination: "/" + name,
+				Source: filepath.Join(r.root, name), FileInfo: &files.ContentFileInfo{Owner: "root", Group: "root",
 					Mode: at.Mode().Perm(), MTime: r.made}})
 			return nil
 		}); err != nil {
