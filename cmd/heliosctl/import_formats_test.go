@@ -21,7 +21,7 @@ func TestImportFormatVerbs(t *testing.T) {
 	require.NoError(t, os.Mkdir("empty", 0o755))
 	for _, f := range importer.Formats() {
 		help := ok(t, "import", f.Name, "--help", "all")
-		require.Contains(t, help, f.Usage)
+		require.Contains(t, strings.Join(strings.Fields(help), " "), f.Usage)
 		require.NotContains(t, help, "option ", f.Name)
 		completed := ok(t, "__complete", "import", f.Name, "--")
 		for _, o := range options.Of(f.Options()) {

@@ -35,7 +35,7 @@ type TablesOptions struct {
 	Undirected   bool   `option:"undirected" common:"yes" also:"reverse" usage:"store each edge both ways, and drop repeated edges"`
 	AddReverse   bool   `option:"add-reverse" usage:"add the opposite of each edge that is no self loop; repeated edges stay, unless {dedup}"`
 	Dedup        bool   `option:"dedup" usage:"drop repeated edges"`
-	Dangling     string `option:"dangling" common:"yes" oneof:"refuse,drop" default:"refuse" usage:"edges that name a node that is in no row: refuse them, or drop them"`
+	Dangling     string `option:"dangling" oneof:"refuse,drop" default:"refuse" usage:"edges that name a node that is in no row: refuse them, or drop them"`
 	NumClasses   int64  `option:"num-classes" positive:"yes" arg:"N" shown:"those that a label has" usage:"N classes, where labels look like something else"`
 	FeatureFn    string `option:"feature-fn" also:"features-fn" arg:"FN" usage:"FN makes {dim} features of each node, where no column is one: \"hash\" or \"hash:SEED\" computes them from the node's number and stores none, \"random\" stores noise and the node's degree"`
 	Dim          int    `option:"dim" positive:"yes" shown:"64" usage:"features per node, where {feature-fn} makes them"`

@@ -253,12 +253,12 @@ func (t *target) listed(ctx context.Context, tables bool) (out []Content, free i
 			continue
 		}
 		if h.err != nil {
-			how := errs.Text("")
+			how := errs.Text("load")
 			if !errors.Is(h.err, ErrNoSuperblock) { // what it holds is not known
-				how = errs.Textf(" {force} %s", t.forceName())
+				how = errs.Textf("load {force} %s", t.forceName())
 			}
 			return nil, 0, errs.New(errs.Device,
-				"ssd %s: %w; load a dataset onto it with \"heliosctl load%s\"", t.name, h.err, how)
+				"ssd %s: %w; load a dataset onto it with \"heliosctl %s\"", t.name, h.err, how)
 		}
 		if !h.there() {
 			continue
