@@ -28,8 +28,8 @@ type folder struct {
 
 func (d *folder) path(name string) string { return filepath.Join(d.dir, name) }
 
-// same refuses a folder that another has taken the place of since Open.
-func (d *folder) same() error {
+// Same refuses a folder that another has taken the place of since Open.
+func (d *folder) Same() error {
 	if now, err := os.Stat(d.dir); err == nil && d.was != nil && !os.SameFile(now, d.was) {
 		return errs.New(errs.Refused,
 			"dataset %s was replaced while it was in use, as an import that adds to it does; run it again",
@@ -90,7 +90,7 @@ func (d *folder) checkArray(w array) error {
 // readArray reads the whole payload of an array of this directory into dst and checks it, as
 // seal.Reader.ReadAll does.
 func (d *folder) readArray(name string, dst []byte, see func(offset int64, b []byte) error) error {
-	if err := d.same(); err != nil {
+	if err := d.Same(); err != nil {
 		return err
 	}
 	path := d.path(name)
@@ -181,7 +181,7 @@ func (d *folder) described() (map[string][]byte, map[string]int64) {
 }
 
 func (d *folder) reader(name string) (*seal.Reader, error) {
-	if err := d.same(); err != nil {
+	if err := d.Same(); err != nil {
 		return nil, err
 	}
 	return seal.NewReader(d.seal, d.dir, name, &d.checked)

@@ -100,6 +100,8 @@ func (d *TablesDescription) complete(base *dataset.Dataset) error {
 			return e.bad("reverse %s: the dataset has %q there", brief(e.Reverse), back)
 		}
 		e.Reverse = back
+		once := list(base.Meta.Source.Options[dedupEdges])
+		e.Dedup = e.Dedup || slices.Contains(once, strconv.Itoa(len(edges)))
 		edges = append(edges, e)
 	}
 	if len(d.Nodes) > 0 {
@@ -143,6 +145,23 @@ func (t *tableImport) noteOpen() {
 	}
 	if open != nil {
 		t.m.Source.Options[edgeNodes] = strings.Join(open, ",")
+	}
+}
+
+// dedupEdges is the option of a dataset's source that lists the entries of a description whose
+// repeated edges are stored once.
+const dedupEdges = "dedup-of-edges"
+
+// noteDedup notes the entries whose repeated edges are stored once, for tables that are added.
+func (t *tableImport) noteDedup() {
+	var once []string
+	for i := range t.d.Edges {
+		if t.d.Edges[i].Dedup {
+			once = append(once, strconv.Itoa(i))
+		}
+	}
+	if once != nil {
+		t.m.Source.Options[dedupEdges] = strings.Join(once, ",")
 	}
 }
 
@@ -259,8 +278,11 @@ func (t *tableImport) baseTask(i int) error {
 	if err != nil {
 		return err
 	}
-	if task := &g.Tasks[0]; t.labels == nil && task.Unlabelled == n {
+	if t.labels == nil && g.Tasks[0].Unlabelled == n {
 		return nil
+	}
+	if more := t.m.Nodes - n; t.labels == nil && more > 0 {
+		t.o.note("no label and no split, as {label} names no column: %d nodes that are added", more)
 	}
 	labels := make([]int32, t.m.Nodes)
 	copy(labels, old)

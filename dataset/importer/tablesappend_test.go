@@ -24,7 +24,7 @@ var appendFiles = map[string]string{
 	"s1.csv":    "shop,size\ns,2.5\n",
 	"s2.csv":    "shop,size\nt,4\n",
 	"buys1.csv": "u,s\na,s\nb,s\n",
-	"buys2.csv": "u,s\na,t\nd,s\nd,t\n",
+	"buys2.csv": "u,s\na,t\nd,s\nd,t\na,s\n",
 	"e1.csv":    "u,v\na,b\nb,a\nc,c\n",
 	"e2.csv":    "u,v\nd,a\nf,f\na,e\na,b\n",
 	"n1.csv":    "u,v\n5,7\n7,9\n",
@@ -112,6 +112,8 @@ func TestAppend(t *testing.T) {
 			for _, part := range []string{"", "1", "2"} {
 				files["d"+part+".yaml"] = appendYAML(part)
 			}
+			// the dataset has decided these
+			files["d2.yaml"] = strings.ReplaceAll(files["d2.yaml"], "\n  reverse: rev_buys\n  dedup: true", "")
 			for f, text := range files {
 				require.NoError(t, os.WriteFile(filepath.Join(dir, f), []byte(text), 0o600))
 			}
@@ -206,6 +208,10 @@ func TestLikeLabels(t *testing.T) {
 	require.Equal(t, []uint8{0, 0, 1, 0, 1, 0}, y)
 	require.ErrorContains(t, run("i", filepath.Join(dir, "g"), `["w"]`, ""), "label w is none of the 3")
 	require.ErrorContains(t, run("i", filepath.Join(dir, "g"), `["u"]`, `,"m":1,"l2":0`), "those of option like are")
+	_, err = importFolder(t, map[string]string{"n.csv": "id,x,l\na,1,u\n", "e.csv": "a,b\na,a\n"},
+		TablesOptions{Nodes: "n.csv", ID: "id", Edges: "e.csv", Src: "a", Dst: "b",
+			ColumnOptions: ColumnOptions{Label: "l", Like: filepath.Join(dir, "g")}})
+	require.ErrorContains(t, err, "of option target class, and those of option like of multi-label")
 }
 
 // An import that would change rows, classes or files that are there is refused.
@@ -244,4 +250,38 @@ func TestAppendRefuses(t *testing.T) {
 		require.NoError(t, os.RemoveAll(filepath.Join(o.Out, "4.partition")))
 		require.Equal(t, was, datasettest.Digest(t, o.Out), c.say)
 	}
+}
+
+// An append names columns that it leaves out and nodes that get no label. Classes come from the
+// dataset alone, and of two appends at once the second begins anew.
+func TestAppendSays(t *testing.T) {
+	o := tableFiles(t, word, 50, 90)
+	require.NoError(t, importTables(o))
+	var notes []string
+	o.Append, o.Note = true, func(s errs.Text) { notes = append(notes, s.String()) }
+	add := func(o TablesOptions, file, text string) error {
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+		return importTables(o)
+	}
+	n := o
+	n.Label, n.Edges, n.Src, n.Dst = "", "", "", ""
+	require.NoError(t, add(n, n.Nodes, "user,age,group,income\nz,1,red,2\n"))
+	require.Contains(t, notes, "not used of "+n.Nodes+": column group, column income")
+	require.Contains(t, notes, "no label and no split, as option label names no column: 1 nodes that are added")
+
+	e := o
+	e.Nodes, e.ID, e.Label = "", "", ""
+	build.JournalStep = func([]byte, bool) error {
+		build.JournalStep = nil
+		return importTables(n) // another one, which is faster
+	}
+	require.NoError(t, os.WriteFile(n.Nodes, []byte("user,age\ny,1\n"), 0o600))
+	require.ErrorContains(t, add(e, e.Edges, "who,whom\nz,"+word(1)+"\n"), "was replaced while it was in use")
+	require.NoError(t, importTables(e))
+	require.EqualValues(t, 91, datasettest.Open(t, o.Out).Meta.Edges)
+
+	e.Append, e.Out = false, o.Out+"2"
+	require.NoError(t, importTables(e))
+	n.Out, n.Label = e.Out, "age"
+	require.ErrorContains(t, add(n, n.Nodes, "user,age\nx,0\n"), "have no labels, so there are no classes")
 }

@@ -94,7 +94,11 @@ func Tables(ctx context.Context, o TablesOptions) (_ fmt.Stringer, err error) {
 			im.m.Source.From = append(im.m.Source.From, filepath.Base(f))
 		}
 		t.typedImport = typedImport{importer: im, pad: o.Pad}
-		return t.run(ctx)
+		err := t.run(ctx)
+		if err != nil && t.base != nil { // the files of two datasets are at odds
+			err = cmp.Or(t.base.Same(), err)
+		}
+		return err
 	})
 }
 
@@ -345,6 +349,7 @@ func (t *tableImport) run(ctx context.Context) (err error) {
 		t.rowsFirst()
 		t.noteOpen()
 	}
+	t.noteDedup()
 	if !typed {
 		t.findRows()
 	}
@@ -441,6 +446,10 @@ func (t *tableImport) labelsOf(ctx context.Context, i int, typed bool) (err erro
 		}
 	}
 	if len(n.Labels) > 0 {
+		if t.base != nil && t.base.Meta.Graph().Tasks[0].Unlabelled == t.baseNodes(i) {
+			return n.Labels[0].bad("the nodes of %s have no labels, so there are no classes; leave the labels out, or import it again with all tables",
+				t.opt.Out)
+		}
 		t.file = t.nodes[i].Files[0]
 		rows := t.m.Nodes - t.baseNodes(i)
 		if t.labels, err = t.readTask(ctx, n, t.nodes[i], rows, classes); err != nil {
@@ -456,10 +465,14 @@ func (t *tableImport) labelsOf(ctx context.Context, i int, typed bool) (err erro
 // likeClasses gives a dataset the classes of {like}.
 func (t *tableImport) likeClasses() error {
 	task := &t.like.Meta.Graph().Tasks[0]
-	if t.labels != nil && !t.plain() && (t.o.Target != task.Target ||
-		!slices.Equal(t.m.ClassNames, task.ClassNames)) {
-		return errs.New(errs.Usage, "%s: the labels are %s %s, and those of {like} are %s %s", t.file,
-			t.o.Target, briefNames(t.m.ClassNames), task.Target, briefNames(task.ClassNames))
+	switch {
+	case t.labels == nil:
+	case t.o.Target != task.Target:
+		return errs.New(errs.Usage, "%s: the labels are of {target} %s, and those of {like} of %s", t.file,
+			t.o.Target, task.Target)
+	case !t.plain() && !slices.Equal(t.m.ClassNames, task.ClassNames):
+		return errs.New(errs.Usage, "%s: the labels are %s, and those of {like} are %s", t.file,
+			briefNames(t.m.ClassNames), briefNames(task.ClassNames))
 	}
 	if t.labels == nil && task.Target == dataset.TargetClass {
 		t.m.Classes = task.Classes
@@ -475,9 +488,9 @@ func (t *tableImport) features(ctx context.Context, i int, train []bool) ([]colu
 	n := &t.d.Nodes[i]
 	switch {
 	case t.base != nil:
-		return likeColumns(t.base, t.opt.Out, n.NodeType)
+		return t.likeColumns(i, t.opt.Out)
 	case t.like != nil:
-		return likeColumns(t.like, "{like} "+t.opt.Like, n.NodeType)
+		return t.likeColumns(i, "{like} "+t.opt.Like)
 	}
 	var known *columns.Profiler
 	if t.opt.In == "" && t.nodes[i] != nil && t.opt.Features != "none" {
@@ -499,6 +512,28 @@ func (t *tableImport) features(ctx context.Context, i int, train []bool) ([]colu
 		t.o.note("type %s: means and categories are those of all nodes, as none is in train", n.NodeType)
 	}
 	return t.learnColumns(ctx, n, t.nodes[i], train, known)
+}
+
+// likeColumns takes the columns of the dataset that messages call what, and names others of the
+// table.
+func (t *tableImport) likeColumns(i int, what string) ([]columns.Learned, error) {
+	n := &t.d.Nodes[i]
+	learned, err := likeColumns(t.like, what, n.NodeType)
+	if err != nil || t.nodes[i] == nil {
+		return learned, err
+	}
+	used := t.noFeatures(n)
+	for k := range learned {
+		used = append(used, learned[k].Column)
+	}
+	var others []string
+	for _, f := range t.nodes[i].Fields {
+		if !slices.Contains(used, f.Name) && !isIndex(f.Name) {
+			others = append(others, "column "+f.Name)
+		}
+	}
+	t.noteUnused(t.nodes[i].Files[0], others)
+	return learned, nil
 }
 
 // noFeatures are the columns of a table of nodes that are no features.
