@@ -10,6 +10,7 @@ import (
 	"helios/dataset/edges"
 	"helios/internal/container"
 	"helios/internal/errs"
+	"helios/internal/philox"
 )
 
 var metisFormat = newFormat(Format{Name: "metis",
@@ -96,6 +97,7 @@ type metisReader struct {
 	column   int   // numbers of the line so far
 	src, dst []int64
 	entries  int64
+	ends     uint64 // the edges of lower ends less those of higher ones, as a sum of hashes
 	emit     func(src, dst []int64) error
 }
 
@@ -123,7 +125,7 @@ func (m *metis) read(ctx context.Context, _ int, emit func(src, dst []int64) err
 	if r.node < m.n {
 		return r.bad("the file ends behind node %d of %d", r.node, m.n)
 	}
-	if r.entries != m.entries {
+	if r.entries != m.entries || r.ends != 0 {
 		return errs.New(errs.Usage,
 			"%s: its lines have %d neighbours, and %d edges that stand at both ends are %d; it is cut short, or an edge stands at one end alone",
 			m.path, r.entries, m.entries/2, m.entries)
@@ -200,6 +202,12 @@ func (r *metisReader) number(v int64) error {
 		return r.bad("neighbour %d of node %d is outside 1..%d", v, r.node+1, r.n)
 	}
 	r.src, r.dst = append(r.src, r.node), append(r.dst, v-1)
+	switch to := v - 1; {
+	case r.node < to:
+		r.ends += philox.Mix(philox.Mix(uint64(r.node)) + uint64(to))
+	case r.node > to:
+		r.ends -= philox.Mix(philox.Mix(uint64(to)) + uint64(r.node))
+	}
 	r.entries++
 	if len(r.src) < idsPerRead {
 		return nil

@@ -75,6 +75,7 @@ func TestMETIS(t *testing.T) {
 		"3 1\n2\n1\n\n3\n":                "a.graph:5: a line for node 4",
 		"3 2\n2\n1\n\n":                   "its lines have 2 neighbours",
 		"3 1\n2\n\n\n":                    "its lines have 1 neighbours",
+		"4 2\n2\n3\n4\n1\n":               "an edge stands at one end alone",
 		"3 1\n4\n1\n\n":                   "a.graph:2: neighbour 4 of node 1 is outside 1..3",
 		"3 1\n0\n1\n\n":                   "neighbour 0 of node 1",
 		"3 1\n2 x\n1\n\n":                 "a.graph:2: 'x' within number 2",

@@ -39,7 +39,7 @@ func (a *Array) strided(strides []int64) (*Array, error) {
 	v := &view{rows: 1, cols: 1}
 	switch len(sh) {
 	case 1:
-		v.rows, v.rowStep = sh[0], strides[0]
+		v.cols, v.colStep = sh[0], strides[0] // read as a line
 	case 2:
 		v.rows, v.rowStep, v.cols, v.colStep = sh[0], strides[0], sh[1], strides[1]
 	default:
