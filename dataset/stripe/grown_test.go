@@ -78,6 +78,13 @@ func TestLoadOfMoreRows(t *testing.T) {
 		require.ErrorIs(t, lerr, errPowerLoss)
 	}
 
+	// Rows of another type are others, whatever their checksums are.
+	s = clones(before)
+	must(load(bg, more, targetsOf(s...), LoadOptions{RowType: "float16", Note: func(n string) {
+		require.NotContains(t, n, "as it was before")
+	}}))
+	requireWhole(t, more, s...)
+
 	// A row of the old ones has changed in the files, or on an SSD.
 	s = clones(before)
 	s[0].durable[headBytes] ^= 1

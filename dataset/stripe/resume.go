@@ -269,10 +269,14 @@ func (w *loader) asItWas(ctx context.Context, found []room) []oldStripe {
 	old := make([]oldStripe, len(found))
 	for i := range found {
 		c := &found[i].c
-		s := stripe{w.ts[i], c.sb[0]}
+		s, own := stripe{w.ts[i], c.sb[0]}, &w.sb[i]
 		if !w.was[i] || !c.alike() || s.sb.State != StateComplete || s.sb.computed() ||
-			s.sb.DataLBA != w.sb[i].DataLBA || w.o.Restart {
+			s.sb.DataLBA != own.DataLBA || w.o.Restart {
 			return nil
+		}
+		if s.sb.StripeIndex != i || s.sb.StripeCount != own.StripeCount ||
+			s.sb.RowType != own.RowType || s.sb.RowBytes != own.RowBytes {
+			return nil // its chunks are others: a checksum that is the same by chance shows nothing
 		}
 		table, err := s.chunkTable(ctx)
 		if err != nil {
