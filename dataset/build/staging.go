@@ -244,6 +244,13 @@ func (s *Staging) exchange() error {
 	if err := CheckOver(s.out, s.over); err != nil {
 		return err
 	}
+	st, err := old.Stat()
+	if err == nil {
+		err = os.Chmod(s.dir, st.Mode().Perm()) // a private one stays so
+	}
+	if err != nil {
+		return err
+	}
 	if err := unix.Renameat2(unix.AT_FDCWD, s.dir, unix.AT_FDCWD, s.out,
 		unix.RENAME_EXCHANGE); err != nil {
 		return fmt.Errorf("changing places of %s and %s: %w", s.dir, s.out, err)

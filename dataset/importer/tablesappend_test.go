@@ -265,7 +265,11 @@ func TestAppendSays(t *testing.T) {
 	}
 	n := o
 	n.Label, n.Edges, n.Src, n.Dst = "", "", "", ""
+	require.NoError(t, os.Chmod(o.Out, 0o700))
 	require.NoError(t, add(n, n.Nodes, "user,age,group,income\nz,1,red,2\n"))
+	st, err := os.Stat(o.Out)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o700), st.Mode().Perm())
 	require.Contains(t, notes, "not used of "+n.Nodes+": column group, column income")
 	require.Contains(t, notes, "no label and no split, as option label names no column: 1 nodes that are added")
 
@@ -280,7 +284,9 @@ func TestAppendSays(t *testing.T) {
 	require.NoError(t, importTables(e))
 	require.EqualValues(t, 91, datasettest.Open(t, o.Out).Meta.Edges)
 
-	e.Append, e.Out = false, o.Out+"2"
+	e.Append, e.Out, e.FeatureFn = false, o.Out+"2", "hash"
+	require.NoError(t, importTables(e))
+	e.Out, e.FeatureFn = o.Out+"3", ""
 	require.NoError(t, importTables(e))
 	n.Out, n.Label = e.Out, "age"
 	require.ErrorContains(t, add(n, n.Nodes, "user,age\nx,0\n"), "have no labels, so there are no classes")

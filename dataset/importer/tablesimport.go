@@ -117,7 +117,9 @@ func (o *TablesOptions) madeFeatures(base *Options) error {
 	case base.Dim > dataset.MaxDim:
 		return errs.New(errs.Usage, "{dim} %d is outside 1..%d", o.Dim, dataset.MaxDim)
 	}
-	o.ColumnOptions.Features = "none"
+	if o.Nodes != "" {
+		o.ColumnOptions.Features = "none"
+	}
 	if o.FeatureFn == RandomFeatures {
 		return nil
 	}
