@@ -10,6 +10,7 @@ import os
 import select
 import shutil
 import socket
+import stat
 import struct
 import subprocess
 import sysconfig
@@ -207,6 +208,9 @@ def reach(path: Path, timeout: float) -> socket.socket | None:
             raise RefusedError(f"{path} is a socket of user {uid}; remove it")
     except (FileNotFoundError, ConnectionRefusedError):
         sock.close()
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(path.lstat().st_mode):
+                raise RefusedError(f"the daemon's place {path} is no socket; remove it") from None
         return None
     except OSError as e:
         sock.close()

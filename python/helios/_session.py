@@ -46,6 +46,7 @@ class Session:
         """Says hello. The path is that of the user's own daemon, which keeps a log beside it."""
         self._connection = Connection(sock, timeout)
         self._path = path
+        self._left = False  # by us
         self.daemon_pid: object = None
         self._asking = threading.Lock()  # one request at a time
         self._receiving = threading.Lock()
@@ -74,6 +75,7 @@ class Session:
 
     def close(self) -> None:
         """Ends the session."""
+        self._left = self._left or not self._connection.closed
         self._connection.close()
 
     def ask(
@@ -189,7 +191,9 @@ class Session:
         return ProtocolError(what)
 
     def _died(self, error: DaemonDied) -> DaemonDied:
-        if self._path is None or not isinstance(self.daemon_pid, int):
+        if self._connection.pid != os.getpid():
+            return DaemonDied("this iteration began before a fork, in the parent: begin another")
+        if self._left or self._path is None or not isinstance(self.daemon_pid, int):
             return error
         return _daemon.cause(self.daemon_pid, self._path)
 

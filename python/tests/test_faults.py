@@ -361,6 +361,17 @@ def test_a_daemon_that_dies(fake):
             np.testing.assert_array_equal(b.x, expected(0, b.index)["x"])
 
 
+def test_a_dataset_that_is_closed(fake):
+    """The daemon is not said to have closed the connection."""
+    server = fake()
+    with opened(server) as ds:
+        ds.session()[0]._path = Path(server.path)  # as of the user's own daemon
+        it = iter(helios.NumpyLoader(ds))
+        next(it)
+    with pytest.raises(helios.DaemonDied, match="connection to the daemon is closed"):
+        list(it)
+
+
 def test_a_daemon_that_sends_us_away(fake, monkeypatch):
     """Its error is heard, though it is gone before we have said anything."""
 
@@ -444,6 +455,8 @@ def test_a_forked_child_has_its_own_connection(fake):
         def work():
             x = first.x.copy()  # of before the fork
             assert np.array_equal(x, expected(0, 0)["x"])
+            with pytest.raises(helios.DaemonDied, match="before a fork"):
+                next(it)
             return [b.index for b in loader]
 
         for _ in range(20):
@@ -575,6 +588,27 @@ def test_a_place_that_is_held(tmp_path, monkeypatch):
     monkeypatch.setenv("HELIOS_STATE", str(tmp_path / "state"))
     with pytest.raises(helios.HeliosError, match="does not listen"):
         helios.open("x", binary=script(tmp_path, "raise SystemExit(4)"), timeout=0.5)
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_file_in_the_sockets_place(tmp_path, monkeypatch, link):
+    monkeypatch.setenv("HELIOS_STATE", str(tmp_path))
+    place = helios._daemon.user_socket(str(tmp_path))
+    place.symlink_to("nothing") if link else place.touch()
+    with pytest.raises(helios.RefusedError, match="is no socket; remove it"):
+        helios.open("x", binary=script(tmp_path, "raise SystemExit(4)"))
+
+
+@pytest.mark.parametrize(
+    ("version", "ours", "joined"),
+    [("v1", "v1", True), ("v1", "v2", False), ("v1-dirty", "v1-dirty", False)],
+)
+def test_builds_of_a_version(tmp_path, version, ours, joined):
+    """Those of one commit are equal, whatever file they are in."""
+    binary = str(script(tmp_path, f"print('heliosctl {ours} (go)')"))
+    welcome = {"version": version, "pid": 1, "environment": {"program": "1-2-3"}}
+    mine = {"program": helios._daemon.environment(binary)["program"]}
+    assert (helios._daemon.difference(welcome, mine, binary) is None) == joined
 
 
 def test_no_binary(tmp_path, monkeypatch):
