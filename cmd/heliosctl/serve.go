@@ -119,7 +119,9 @@ var daemonVars = []string{state.EnvRun, "HELIOS_LIBCUDA", "CUDA_VISIBLE_DEVICES"
 func (e *env) daemonEnvironment() map[string]string {
 	all := map[string]string{state.EnvDir: e.store.Dir(), "program": ""}
 	for _, name := range daemonVars {
-		all[name] = os.Getenv(name)
+		if value, ok := os.LookupEnv(name); ok { // an empty one hides all GPUs
+			all[name] = value
+		}
 	}
 	var st unix.Stat_t // of the file that runs, though another one may have its place by now
 	if unix.Stat("/proc/self/exe", &st) == nil {

@@ -58,7 +58,9 @@ def environment(binary: str | None) -> dict[str, str]:
     if binary is not None:
         st = Path(binary).stat()
         program = f"{st.st_ino}-{st.st_size}-{st.st_mtime_ns}"
-    all_of = {"HELIOS_STATE": state, **{name: os.environ.get(name, "") for name in _VARIABLES}}
+    # An empty CUDA_VISIBLE_DEVICES hides all GPUs, and none hides nothing.
+    given = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    all_of = {"HELIOS_STATE": state, **given}
     for name, value in all_of.items():
         if name == "HELIOS_STATE" or os.sep in value:
             all_of[name] = os.path.abspath(value)  # noqa: PTH100 - it is not started in our folder
@@ -86,14 +88,15 @@ def difference(welcome: Mapping[str, object], ours: Mapping[str, str], binary: s
     who = f"(process {welcome.get('pid')})"
     if not isinstance(theirs, dict):
         return f"{who} is heliosctl {version}, which does not say how it was started"
-    for name, value in ours.items():
-        have = theirs.get(name, "")
+    for name in ("program", "HELIOS_STATE", *_VARIABLES):
+        have, value = theirs.get(name), ours.get(name)
         if name == "program" and have != value:
             mine = _version(binary, value)
             if mine != version or mine.startswith("(") or "dirty" in mine:
                 return f"{who} is heliosctl {version}, and {binary} is {mine} or another build"
         elif have != value:
-            return f"{who} was started with {name}={have!r}, and here it is {value!r}"
+            was, here = ("unset" if v is None else repr(v) for v in (have, value))
+            return f"{who} was started with {name} {was}, and here it is {here}"
     return None
 
 
@@ -113,7 +116,12 @@ def start(binary: str, path: Path, ours: Mapping[str, str], timeout: float) -> b
     after its last client.
     """
     _reap()
-    path.parent.mkdir(0o700, parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)
+    except OSError as e:
+        raise UsageError(
+            f"{path.parent} cannot be made: {e.strerror}; name another folder with HELIOS_STATE"
+        ) from None
     command = [binary, "serve", "--json", "--linger", LINGER, "--socket", str(path)]
     with tempfile.TemporaryFile() as said:
         try:
@@ -124,7 +132,7 @@ def start(binary: str, path: Path, ours: Mapping[str, str], timeout: float) -> b
                 stderr=said,
                 bufsize=0,
                 cwd="/",
-                env={**os.environ, **{k: v for k, v in ours.items() if v and k != "program"}},
+                env={**os.environ, **{k: v for k, v in ours.items() if k != "program"}},
                 start_new_session=True,
             )
         except OSError as e:

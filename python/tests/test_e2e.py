@@ -331,6 +331,7 @@ def test_one_daemon(site):
 
 def test_another_daemon(site, tmp_path, monkeypatch, caplog):
     """One of another build, or started under other variables, does not serve us unasked."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with site.open() as ds:
         pid = ds.session()[0].daemon_pid
         other = str(tmp_path / "heliosctl")
@@ -342,11 +343,12 @@ def test_another_daemon(site, tmp_path, monkeypatch, caplog):
             with helios.open(site.dataset, binary=other) as two:
                 assert two.session()[0].daemon_pid != pid
         assert [other in r.getMessage() for r in caplog.records] == [True]
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-        with site.open() as two, site.open() as three:
-            apart = two.session()[0].daemon_pid
-            assert apart == three.session()[0].daemon_pid != pid
-        assert "CUDA_VISIBLE_DEVICES='', and here it is '7'" in caplog.text
+        for hidden in ("7", ""):
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+            with site.open() as two, site.open() as three:
+                apart = two.session()[0].daemon_pid
+                assert apart == three.session()[0].daemon_pid != pid
+            assert f"CUDA_VISIBLE_DEVICES unset, and here it is {hidden!r}" in caplog.text
 
 
 @pytest.mark.parametrize("runtime", [False, True])

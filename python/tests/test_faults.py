@@ -607,8 +607,15 @@ def test_builds_of_a_version(tmp_path, version, ours, joined):
     """Those of one commit are equal, whatever file they are in."""
     binary = str(script(tmp_path, f"print('heliosctl {ours} (go)')"))
     welcome = {"version": version, "pid": 1, "environment": {"program": "1-2-3"}}
-    mine = {"program": helios._daemon.environment(binary)["program"]}
+    mine = helios._daemon.environment(binary)
+    welcome["environment"] = {**mine, **welcome["environment"]}
     assert (helios._daemon.difference(welcome, mine, binary) is None) == joined
+
+
+def test_a_state_folder_that_cannot_be_made(tmp_path, monkeypatch):
+    monkeypatch.setenv("HELIOS_STATE", "/proc/nothing/here")
+    with pytest.raises(helios.UsageError, match="name another folder with HELIOS_STATE"):
+        helios.open("x", binary=script(tmp_path, ""))
 
 
 def test_no_binary(tmp_path, monkeypatch):
