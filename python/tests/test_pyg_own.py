@@ -57,7 +57,9 @@ def saved(tmp_path_factory, binary):
         data[first].y = torch.arange(nodes[first]) % 2
         folder = tmp_path_factory.mktemp("typed") / "g"
         helios.save(folder, data, binary=binary)
-        opened.append(helios.open(folder, binary=binary))
+        with pytest.MonkeyPatch.context() as patch:  # no SSD is bound, which made has
+            patch.setenv("HELIOS_STATE", str(folder.parent / "state"))
+            opened.append(helios.open(folder, binary=binary))
         return opened[-1]
 
     yield save
