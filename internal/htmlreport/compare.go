@@ -1,12 +1,22 @@
 package htmlreport
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // span is a figure over the repeats of a comparison.
 type span struct {
 	Median float64 `json:"median"`
 	Min    float64 `json:"min"`
 	Max    float64 `json:"max"`
+}
+
+func (s span) text() string {
+	if s.Min == s.Max {
+		return decimal(s.Median)
+	}
+	return fmt.Sprintf("%s (%s–%s)", decimal(s.Median), decimal(s.Min), decimal(s.Max))
 }
 
 // variant is a data path of a comparison.
@@ -56,8 +66,7 @@ func compare(s *Source) (section, error) {
 	}
 	err := each(s, "compare", func(c comparison) {
 		times := figure{Kind: kindSpans, Title: "Time of an epoch",
-			Note: "Bars are medians, whiskers go from the least to the most of the repeats.",
-			X:    axis{Label: "seconds"}}
+			X: axis{Label: "seconds"}}
 		busy := figure{Kind: kindStacks, Title: "Busy time of the stages in an epoch",
 			Note: "Mean over the repeats. Stages overlap: a bar may be longer than the epoch took.",
 			X:    axis{Label: "seconds"}}
@@ -71,6 +80,9 @@ func compare(s *Source) (section, error) {
 		for _, v := range c.Variants {
 			times.Bars = append(times.Bars, bar{Name: v.Name, Value: v.Seconds.Median,
 				Lo: v.Seconds.Min, Hi: v.Seconds.Max})
+			if v.Seconds.Min != v.Seconds.Max {
+				times.Note = "Bars are medians, whiskers go from the least to the most of the repeats."
+			}
 			mine := runs[v.Name]
 			busy.Bars = append(busy.Bars, bar{Name: v.Name, Parts: stageParts(mine,
 				func(r comparedRun) map[string]float64 { return r.Stages })})
@@ -84,9 +96,8 @@ func compare(s *Source) (section, error) {
 				loss.Series = append(loss.Series, l)
 			}
 			t.Rows = append(t.Rows, []string{v.Name, decimal(v.Seconds.Median),
-				fmt.Sprintf("%s (%s–%s)", decimal(v.Ratio.Median), decimal(v.Ratio.Min),
-					decimal(v.Ratio.Max)),
-				size(v.Bytes.Median), decimal(v.CPU.Median), percent(v.Stall.Median),
+				v.Ratio.text(), size(v.Bytes.Median), decimal(v.CPU.Median),
+				percent(v.Stall.Median),
 				decimal(v.Overlap.Median), size(v.Peak), v.IOStack + ", " + v.Pipeline,
 				v.Bottleneck})
 		}
@@ -102,7 +113,7 @@ func compare(s *Source) (section, error) {
 			out.Note = "Software SSDs played a model: the times are no measurement of real SSDs."
 		}
 		for _, n := range c.Notes {
-			out.Note += " " + n
+			out.Note += " " + strings.TrimSuffix(n, ".") + "."
 		}
 	})
 	return out, err

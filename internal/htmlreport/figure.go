@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // Kinds of figures. The page's script has a function for each.
@@ -24,6 +25,8 @@ type figure struct {
 	Y      axis     `json:"y"`
 	Series []series `json:"series,omitempty"`
 	Bars   []bar    `json:"bars,omitempty"`
+	// Hues are the parts' colours.
+	Hues map[string]int `json:"hues,omitempty"`
 }
 
 // axis is a figure's: of bars only X, the values.
@@ -68,6 +71,95 @@ type part struct {
 	Value float64 `json:"value"`
 }
 
+// hues are the numbers of the colours of a figure's parts: a stage has one in all figures.
+func (f *figure) hues() map[string]int {
+	hues, taken := map[string]int{}, map[int]bool{}
+	each := func(of func(name string)) {
+		for _, b := range f.Bars {
+			for _, p := range b.Parts {
+				of(p.Name)
+			}
+		}
+	}
+	each(func(name string) {
+		if i := slices.Index(stageNames, name); i >= 0 {
+			hues[name], taken[i] = i, true
+		}
+	})
+	each(func(name string) {
+		if _, has := hues[name]; has {
+			return
+		}
+		i := 0
+		for taken[i] {
+			i++
+		}
+		hues[name], taken[i] = i, true
+	})
+	return hues
+}
+
+// scales are the units of axes, from small to large, in each of which a label may be given.
+var scales = [][]part{
+	{{"µs", 1}, {"ms", 1e3}, {"s", 1e6}},
+	{{"ms", 1e-3}, {"seconds", 1}, {"hours", 3600}},
+	{{"KiB", 1}, {"MiB", 1 << 10}, {"GiB", 1 << 20}, {"TiB", 1 << 30}},
+	{{"reads/s", 1}, {"thousand reads/s", 1e3}, {"million reads/s", 1e6}},
+	{{"KiB/s", 1}, {"MiB/s", 1 << 10}, {"GiB/s", 1 << 20}},
+}
+
+// rescale gives an axis the unit in which its largest value is a number that people read easily.
+// It returns the factor of its values.
+func (a *axis) rescale(largest float64) float64 {
+	for _, units := range scales {
+		for _, was := range units {
+			before, ok := strings.CutSuffix(a.Label, was.Name)
+			if !ok || before != "" && !strings.HasSuffix(before, ", ") || was.Name == "ms" {
+				continue
+			}
+			to := units[0]
+			for _, u := range units {
+				if largest*was.Value >= u.Value {
+					to = u
+				}
+			}
+			a.Label = before + to.Name
+			return was.Value / to.Value
+		}
+	}
+	return 1
+}
+
+// rescale gives the axes the units that people read easily.
+func (f *figure) rescale() {
+	var x, y float64
+	for _, s := range f.Series {
+		for _, p := range s.Points {
+			x, y = max(x, p.X), max(y, p.Hi)
+		}
+	}
+	for _, b := range f.Bars {
+		whole := max(b.Hi, b.Limit)
+		for _, p := range b.Parts {
+			whole += p.Value
+		}
+		x = max(x, whole)
+	}
+	x, y = f.X.rescale(x), f.Y.rescale(y)
+	for _, s := range f.Series {
+		for i, p := range s.Points {
+			s.Points[i] = point{p.X * x, p.Y * y, p.Lo * y, p.Hi * y}
+		}
+	}
+	for i := range f.Bars {
+		b := &f.Bars[i]
+		b.Value, b.Lo, b.Hi, b.Limit = b.Value*x, b.Lo*x, b.Hi*x, b.Limit*x
+		for j := range b.Parts {
+			b.Parts[j].Value *= x
+		}
+	}
+}
+
 // table is text in rows.
 type table struct {
 	Title string
@@ -92,13 +184,20 @@ func (f *figure) values() table {
 	case kindStacks, kindMatrix:
 		return f.stackValues()
 	}
-	t := table{Head: []string{"", f.X.Label, "least", "most"}}
+	t := table{Head: []string{"", f.X.Label}}
+	spans := slices.ContainsFunc(f.Bars, func(b bar) bool { return b.Lo != b.Hi })
+	if spans {
+		t.Head = append(t.Head, "least", "most")
+	}
 	limits := slices.ContainsFunc(f.Bars, func(b bar) bool { return b.Limit > 0 })
 	if limits {
 		t.Head = append(t.Head, "limit")
 	}
 	for _, b := range f.Bars {
-		row := []string{b.Name, f.X.text(b.Value), f.X.text(b.Lo), f.X.text(b.Hi)}
+		row := []string{b.Name, f.X.text(b.Value)}
+		if spans {
+			row = append(row, f.X.text(b.Lo), f.X.text(b.Hi))
+		}
 		switch {
 		case b.Limit > 0:
 			row = append(row, f.X.text(b.Limit))

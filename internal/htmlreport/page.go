@@ -91,6 +91,8 @@ func Write(w io.Writer, sources []*Source, version string) error {
 	for i, x := range sections {
 		to := shownSection{ID: i, Title: x.Title, Note: strings.TrimSpace(x.Note), Tables: x.Tables}
 		for _, f := range x.Figures {
+			f.rescale()
+			f.Hues = f.hues()
 			to.Figures = append(to.Figures, shown{len(figures), f.Title, f.Note, f.values()})
 			figures = append(figures, f)
 		}

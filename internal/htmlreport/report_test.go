@@ -115,6 +115,69 @@ func TestSeedsAreABand(t *testing.T) {
 		"0123456789ab…"}, s.Tables[0].Rows[0])
 }
 
+// A run has its model's name before its mode's, and the one dataset of all stands above.
+func TestRunsAreNamed(t *testing.T) {
+	of := func(mode, model, dataset string) *Source {
+		s := read(t, model, fmt.Sprintf(`{"event":"begin","verb":"train","dataset_name":"%s",`+
+			`"arguments":["train","--mode=%s","--model=%s"]}`, dataset, mode, model),
+			`{"event":"epoch","epoch":1,"seconds":1,"train_acc":0.5,"val_acc":0.25}`,
+			fmt.Sprintf(`{"event":"result","mode":"%s","model":"%s"}`, mode, model))
+		return s
+	}
+	s, err := train([]*Source{of("helios", "sage", "g"), of("cpu", "gat", "g")})
+	require.NoError(t, err)
+	require.Equal(t, "Training on g", s.Title)
+	var names []string
+	for _, x := range s.Figures[0].Series {
+		names = append(names, x.Name)
+	}
+	require.Equal(t, []string{"sage helios, validation", "gat cpu, validation",
+		"sage helios, training", "gat cpu, training"}, names)
+	s, err = train([]*Source{of("helios", "sage", "g"), of("cpu", "gat", "h")})
+	require.NoError(t, err)
+	require.Equal(t, "Training", s.Title)
+}
+
+// Axes have units in which their largest value is a number for people.
+func TestUnitsOfAxes(t *testing.T) {
+	for _, c := range []struct {
+		label   string
+		largest float64
+		want    string
+		scaled  float64
+	}{{"µs", 90000, "ms", 90}, {"latency, µs", 90, "latency, µs", 90}, {"seconds", 0.1, "ms", 100},
+		{"seconds", 7200, "hours", 2}, {"cpu-cache, MiB", 0.03125, "cpu-cache, KiB", 32},
+		{"GiB/s", 0.25, "MiB/s", 256}, {"million reads/s", 0.05, "thousand reads/s", 50}, {"epoch", 9000, "epoch", 9000},
+		{"ms of all processors", 9000, "ms of all processors", 9000}} {
+		f := figure{Kind: kindSpans, X: axis{Label: c.label},
+			Bars: []bar{{Name: "a", Value: c.largest, Lo: c.largest, Hi: c.largest}}}
+		f.rescale()
+		require.Equal(t, c.want, f.X.Label)
+		require.InDelta(t, c.scaled, f.Bars[0].Value, 1e-9, c.label)
+		require.Equal(t, []string{"", c.want}, f.values().Head, "one repeat has no span")
+		lines := figure{Kind: kindLines, Y: axis{Label: c.label},
+			Series: []series{{Points: []point{single(1, c.largest)}}}}
+		lines.rescale()
+		require.Equal(t, c.want, lines.Y.Label)
+		require.InDelta(t, c.scaled, lines.Series[0].Points[0].Hi, 1e-9, c.label)
+		require.Equal(t, 1.0, lines.Series[0].Points[0].X)
+	}
+}
+
+// A stage has one colour on the page; other parts have those that are left.
+func TestHues(t *testing.T) {
+	of := func(names ...string) map[string]int {
+		var b bar
+		for _, n := range names {
+			b.Parts = append(b.Parts, part{Name: n})
+		}
+		f := figure{Kind: kindStacks, Bars: []bar{b}}
+		return f.hues()
+	}
+	require.Equal(t, map[string]int{"sample": 0, "train": 7, "link": 1}, of("link", "train", "sample"))
+	require.Equal(t, map[string]int{"train": 7, "GPU tier": 0}, of("GPU tier", "train"))
+}
+
 // Runs of one mode are told apart by the options that not all of them have.
 func TestOptionsTellRunsApart(t *testing.T) {
 	of := func(extra ...string) *Source {
@@ -215,6 +278,9 @@ func TestComparison(t *testing.T) {
 	require.Equal(t, []point{single(1, 2), single(2, 1)}, s.Figures[3].Series[0].Points)
 	require.Contains(t, s.Note, "Modelled")
 	require.Contains(t, s.Note, "a note.")
+	require.Contains(t, s.Figures[0].Note, "whiskers")
+	require.Equal(t, "1", s.Tables[0].Rows[0][2], "a ratio of one value has no span")
+	require.Equal(t, "2 (1–3)", span{2, 1, 3}.text())
 }
 
 // Limits far above all results are told of and not drawn.

@@ -51,6 +51,7 @@ type trained struct {
 type trainResult struct {
 	Epochs []epoch  `json:"epochs"`
 	Mode   string   `json:"mode"`
+	Model  string   `json:"model"`
 	Seed   uint64   `json:"seed"`
 	Metric string   `json:"metric"`
 	Test   *float64 `json:"test_acc"`
@@ -95,6 +96,11 @@ func train(sources []*Source) (section, error) {
 	}
 	all := experiments(runs)
 	out := section{Title: "Training"}
+	if on := runs[0].s.Dataset; on != "" && !slices.ContainsFunc(runs, func(r trained) bool {
+		return r.s.Dataset != on
+	}) {
+		out.Title += " on " + on
+	}
 	line := func(title, y string, share bool, of func(e epoch) (float64, bool)) *figure {
 		f := figure{Kind: kindLines, Title: title, X: axis{Label: "epoch", Whole: true},
 			Y: axis{Label: y, Share: share}}
@@ -110,8 +116,15 @@ func train(sources []*Source) (section, error) {
 	if loss != nil {
 		loss.addSeries(all, ", validation", func(e epoch) (float64, bool) { return given(e.ValLoss) })
 	}
-	line("Accuracy by epoch", "accuracy of validation", true,
+	accuracy := line("Accuracy by epoch", "accuracy", true,
 		func(e epoch) (float64, bool) { return given(e.Val) })
+	if accuracy != nil {
+		for i := range accuracy.Series {
+			accuracy.Series[i].Name += ", validation"
+		}
+		accuracy.addSeries(all, ", training",
+			func(e epoch) (float64, bool) { return e.Train, e.Train != 0 })
+	}
 	for _, m := range metrics.All[1:] {
 		chosen := func(r trained) bool { return r.result.Metric == m.Name }
 		if !slices.ContainsFunc(runs, chosen) {
@@ -184,22 +197,24 @@ func experiments(runs []trained) (all []experiment) {
 		if !ok {
 			i = len(all)
 			index[key] = i
-			all = append(all, experiment{name: r.result.Mode})
+			all = append(all, experiment{name: strings.TrimSpace(r.result.Model + " " + r.result.Mode)})
 			options = append(options, o)
 		}
 		all[i].runs = append(all[i].runs, r)
 	}
 	for i := range all {
+		of := all[i].runs[0]
+		named := []string{"mode " + of.result.Mode, "model " + of.result.Model}
 		for _, o := range options[i] {
 			common := !slices.ContainsFunc(options, func(x []string) bool {
 				return !slices.Contains(x, o)
 			})
-			if !common && o != "mode "+all[i].name {
+			if !common && !slices.Contains(named, o) {
 				all[i].name = strings.TrimSpace(all[i].name + " " + o)
 			}
 		}
 		if all[i].name == "" {
-			all[i].name = all[i].runs[0].s.Name
+			all[i].name = of.s.Name
 		}
 	}
 	return all

@@ -119,13 +119,12 @@
 			for (const b of f.bars) {
 				let at = 0;
 				for (const p of b.parts || []) {
-					const i = parts.indexOf(p.name);
 					rows.push({bar: b.name, name: p.name, x1: at, x2: at + p.value,
-						value: p.value, fill: colour(i)});
+						value: p.value, fill: colour(f.hues[p.name])});
 					at += p.value;
 				}
 			}
-			parts.forEach((p, i) => entries.push({name: p, colour: colour(i), area: true}));
+			parts.forEach((p) => entries.push({name: p, colour: colour(f.hues[p]), area: true}));
 		} else {
 			for (const b of f.bars) {
 				rows.push({bar: b.name, name: b.name, x1: 0, x2: b.value, value: b.value,
