@@ -3,9 +3,12 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"math"
+	"os"
 	"slices"
 	"strings"
 
@@ -109,6 +112,11 @@ func (a *planArgs) describe(e *env, o *planner.Options) (err error) {
 	}
 	g, known := planner.FindGraph(name)
 	if !known && name != "" {
+		if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
+			return errs.New(errs.Usage,
+				"no graph and no dataset's folder is called %s; known graphs are %s", name,
+				strings.Join(planner.GraphNames(), ", "))
+		}
 		a.dataset = name
 	}
 	if from := e.given(&a.degrees, &a.skew); from != "" && a.dataset != "" {

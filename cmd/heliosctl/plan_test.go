@@ -73,11 +73,12 @@ func TestPlanCalibrates(t *testing.T) {
 		"my.yaml")...), 4, "plan", "is there already")
 	require.NoError(t, os.WriteFile("cut.jsonl", text[:900], 0o600))
 	for want, bad := range map[string][]string{
-		"ran with --hidden":   with("--hardware", "host", "--calibrate", "run.jsonl", "--hidden", "64"),
-		"ran with --fanout":   with("--hardware", "host", "--calibrate", "run.jsonl", "--fanout", "3"),
-		"JSON object":         with("--hardware", "host", "--calibrate", "cut.jsonl"),
-		"no such file":        with("--hardware", "host", "--calibrate", "none.jsonl"),
-		"give the results of": with("--hardware", "host", "--save-profile", "x.yaml"),
+		"ran with --hidden":     with("--hardware", "host", "--calibrate", "run.jsonl", "--hidden", "64"),
+		"ran with --fanout":     with("--hardware", "host", "--calibrate", "run.jsonl", "--fanout", "3"),
+		"JSON object":           with("--hardware", "host", "--calibrate", "cut.jsonl"),
+		"no such file":          with("--hardware", "host", "--calibrate", "none.jsonl"),
+		"known graphs are pa, ": {"plan", "--graph", "papers100m", "--hardware", "host"},
+		"give the results of":   with("--hardware", "host", "--save-profile", "x.yaml"),
 		"a run is of a dataset": {"plan", "--graph", "pa", "--hardware", "host", "--calibrate",
 			"run.jsonl"},
 	} {
