@@ -78,6 +78,9 @@ def save(
     unknown = sorted(set(named) - {"train", "val", "test"})
     if unknown:
         raise UsageError(f"splits has {', '.join(unknown)}; give train, val and test")
+    lacks = [s for s in SPLITS if s not in named]
+    if named and lacks:
+        raise UsageError(f"split {', '.join(lacks)} lacks; give all three, or none of them")
     out = Path(out)
     parent = _parent(out)
     arrays = {"features": features, "edge_index": edge_index, "labels": labels, **named}

@@ -423,6 +423,8 @@ def test_save(site, tmp_path):
     )
     with pytest.raises(helios.HeliosError):
         helios.save(out, x, edges, y, splits, binary=site.binary)
+    with pytest.raises(helios.UsageError, match="split val, test lacks"):
+        helios.save(tmp_path / "t", x, edges, y, {"train": splits["train"]}, binary=site.binary)
     prices = rng.random((50, 2), np.float32)
     prices[3, 1] = np.nan
     helios.save(tmp_path / "p", x, edges, prices, splits, target="regression", binary=site.binary)
