@@ -449,6 +449,8 @@ def test_what_consumers_make_of_a_capsule(kind):
             if take is np.from_dlpack:
                 continue
             array = (array.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        if take is not np.from_dlpack and not hasattr(sys.modules["torch"], kind):
+            continue  # uint32 is PyTorch's from 2.3 on
         t = take(OnCpu(array, kind))
         assert str(t.dtype).removeprefix("torch.") == kind
         assert tuple(t.shape) == (2, 3, 4)
