@@ -514,7 +514,8 @@ func TestTypedOutOfCoreDamaged(t *testing.T) {
 }
 
 // Mini-batches by 10,10 of a million nodes: 1,024 seeds without types, and of the same graph beside
-// a type of one node; four types with seven relations, and about as many edges without types.
+// a type of one node; four types with seven relations, about as many drawn edges without types, and
+// these of a graph that has as many edges, too.
 func BenchmarkTyped(b *testing.B) {
 	lists := func(dst, src, degree int64) *Topology {
 		t, err := Alloc(dst, dst*degree, false)
@@ -553,7 +554,8 @@ func BenchmarkTyped(b *testing.B) {
 		seeds        int
 	}{{"none", Neighbor, plain, 1024}, {"beside", Neighbor, beside, 1024},
 		{"none/labor", Labor, plain, 1024}, {"beside/labor", Labor, beside, 1024},
-		{"many", Neighbor, many, 1024}, {"as many", Neighbor, plain, 5900}} {
+		{"many", Neighbor, many, 1024}, {"as many", Neighbor, plain, 5900},
+		{"same size", Neighbor, lists(nodes, nodes, 34), 5900}} {
 		b.Run(c.name, func(b *testing.B) {
 			r := newRig(b, host, c.topo, 2, SamplerConfig{Fanouts: []int{10, 10}, Seed: 7,
 				Method: c.method}, directNodes)
