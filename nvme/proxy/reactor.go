@@ -14,7 +14,7 @@ import (
 )
 
 // tickTime bounds how long commands lie when the party that used to wait for their queue stopped
-// waiting: the background goroutine takes over after two to three ticks.
+// waiting: the background goroutine takes over a tick after attendTicks.
 const tickTime = time.Millisecond
 
 // Sizes of a reactor's io_uring. Commands in flight are bounded by the completion side.
@@ -516,16 +516,17 @@ func (w *waiter) attends() bool {
 		w.attended.CompareAndSwap(n, n-1)
 		return true
 	}
-	return w.state.Load() != stateAwake
+	return w.busy.Load()
 }
 
-func (w *waiter) attendedNow() bool {
-	return w.attended.Load() > 0 || w.state.Load() != stateAwake
-}
+// attendedNow reports whether the party waits or is expected back. One that waits may be awake: the
+// kernel holds up whoever submits while the disk's queue is full, and then nobody else helps.
+func (w *waiter) attendedNow() bool { return w.attended.Load() > 0 || w.busy.Load() }
 
-// attendTicks is the number of ticks for which a party that has waited is expected back. One tick
-// is too few: a doorbell between it and the next wait would wake the background goroutine.
-const attendTicks = 2
+// attendTicks is the number of ticks for which a party that has waited is expected back. It may
+// wait for a processor meanwhile, some milliseconds where others compute on all of them. Were the
+// background goroutine to lead then, the party would find it there and have to wait for it.
+const attendTicks = 10
 
 // wakeParked wakes the party if it sleeps on its channel or naps.
 func (w *waiter) wakeParked() bool {
@@ -762,7 +763,7 @@ func (c *cqueue) kick() {
 	}
 	switch w.state.Load() {
 	case stateAwake:
-		if w.attended.Load() > 0 {
+		if w.attendedNow() {
 			r.arm() // it comes back; if not, a tick notices
 		} else {
 			r.wakeService()

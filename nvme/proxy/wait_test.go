@@ -62,6 +62,11 @@ func TestExpectedBack(t *testing.T) {
 		require.Empty(t, g.bus.react.svc)
 		require.True(t, w.attends())
 	}
+	require.True(t, w.acquire(0))
+	c.kick()
+	require.Empty(t, g.bus.react.svc, "it is in its wait, though awake")
+	require.True(t, w.attends())
+	w.busy.Store(false)
 	require.False(t, w.attends())
 	c.kick()
 	require.Len(t, g.bus.react.svc, 1)
