@@ -116,7 +116,7 @@ def test_save_writes_arrays(script, tmp_path):
         np.array([[1.5, 2], [3, 4]], np.float32),
         [[0, 1], [1, 0]],
         labels,
-        {"train": np.array([True, False]), "val": [1]},
+        {"train": np.array([True, False]), "val": [1], "test": [0]},
         undirected=True,
         binary=b,
     )
@@ -124,6 +124,7 @@ def test_save_writes_arrays(script, tmp_path):
         "edge_index.npy": ["int64", [[0, 1], [1, 0]]],
         "features.npy": ["float32", [[1.5, 2], [3, 4]]],
         "labels.npy": ["int64", [0, 1]],
+        "test.npy": ["int64", [0]],
         "train.npy": ["bool", [True, False]],
         "val.npy": ["int64", [1]],
     }
