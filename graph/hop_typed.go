@@ -29,7 +29,7 @@ type typedHopper struct {
 type typedFrontier struct {
 	schema    *Schema
 	relations []drawnRelation // in the order of their launches
-	labor     []laborLists    // of Labor, by relations
+	labor     []laborLists    // Labor's, by relations
 	seeds     []int64         // scratch
 }
 

@@ -22,7 +22,7 @@ type typedDeviceHopper struct {
 	firsts          cuda.Buffer // pinned int64[types+1]: number of each type's first node
 	launches        []typedLaunch
 	kTypes, kLocals cuda.Kernel
-	// of Labor
+	// Labor's:
 	kLaborCount, kLaborFill cuda.Kernel
 	limits                  cuda.Buffer
 }

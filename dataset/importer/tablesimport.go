@@ -60,6 +60,10 @@ func Tables(ctx context.Context, o TablesOptions) (_ fmt.Stringer, err error) {
 		return nil, errs.New(errs.Usage,
 			"{feature-columns}, {transform} and {missing} are for new features, and {like} and {append} take those of a dataset; leave them out, and mend cells that do not fit in the table")
 	}
+	if o.Features == "none" && (o.Transform != nil || o.Missing != nil) {
+		return nil, errs.New(errs.Usage,
+			"{transform} and {missing} are for features, and {feature-columns} none takes none; leave them out")
+	}
 	if o.Append {
 		if err := t.openBase(); err != nil {
 			return nil, err
@@ -503,7 +507,7 @@ func (t *tableImport) features(ctx context.Context, i int, train []bool) ([]colu
 		}
 		if len(n.Features) == 0 && !t.noRows {
 			return nil, errs.New(errs.Usage,
-				"%s: no column is taken as a feature; {transform} COLUMN=hash:64 takes one, {features} none imports nodes without rows",
+				"%s: no column is taken as a feature; {transform} COLUMN=hash:64 takes one, {feature-columns} none imports nodes without rows",
 				t.nodes[i].Files[0])
 		}
 	}

@@ -132,6 +132,10 @@ func TestTablesRefuses(t *testing.T) {
 		"no end": {nodes: "user,age,group\na,1,x\n", edges: "who,whom\na,\n",
 			say: "e.csv:2, column whom: the id is missing"},
 		"no rows": {nodes: "user,age,group\n", edges: "who,whom\na,b\n", say: "has no rows"},
+		"a transform of none": {nodes: "user,age,group\na,1,x\n", edges: "who,whom\na,a\n",
+			change: func(o *TablesOptions) {
+				o.Features, o.Transform = "none", ByColumn{"age": "log"}
+			}, say: "are for features"},
 		"columns": {nodes: "id,age,group\na,1,x\n", edges: "who,whom\na,a\n", say: `no column "user"`},
 		"numbers first": {nodes: "0,1,2\na,1,x\n", edges: "who,whom\na,a\n",
 			say: "n.csv:1: the line should name the columns"},
@@ -141,6 +145,9 @@ func TestTablesRefuses(t *testing.T) {
 		o := tableFiles(t, word, 1, 1)
 		require.NoError(t, os.WriteFile(o.Nodes, []byte(c.nodes), 0o644))
 		require.NoError(t, os.WriteFile(o.Edges, []byte(c.edges), 0o644))
+		if c.change != nil {
+			c.change(&o)
+		}
 		err := importTables(o)
 		if name == "utf-8" {
 			require.ErrorContains(t, err, "is no UTF-8", name)

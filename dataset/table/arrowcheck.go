@@ -6,9 +6,9 @@ import (
 	"os"
 )
 
-// The reader of Arrow allocates what a file says of its own lengths, and follows a schema as deep
-// as it goes; no program survives either. So all descriptions are gone through first, tables
-// of FlatBuffers (format/Schema.fbs, format/File.fbs and format/Message.fbs of Arrow).
+// The reader of Arrow allocates the lengths that a file claims, and follows a schema as deep as it
+// goes; no program survives either. So all descriptions are checked first. They are tables of
+// FlatBuffers, as Schema.fbs, File.fbs and Message.fbs of Arrow's format say.
 
 // Fields of tables, by their place in the vtable.
 const (
