@@ -21,7 +21,7 @@ from pathlib import Path
 from ._errors import CapabilityError, DaemonDied, HeliosError, RefusedError, UsageError, from_code
 
 LINGER = "3s"  # of a daemon that we start, without clients
-_GRACE_S = 10.0  # for a daemon that closed its output to end
+_GRACE_S = 10.0  # for a daemon that closed its output to end, and for a program's version
 _LOG_BYTES = 1000
 _FAULTS = ("panic:", "fatal error:", "runtime:", "unexpected fault", "SIG", "heliosctl serve:")
 # Variables that a daemon goes by, beside the state folder; they are in its welcome.
@@ -103,9 +103,13 @@ def difference(welcome: Mapping[str, object], ours: Mapping[str, str], binary: s
 @functools.cache
 def _version(binary: str, program: str) -> str:  # noqa: ARG001 - the file may change
     try:
-        said = subprocess.run([binary, "version"], capture_output=True, text=True, check=False)
+        said = subprocess.run(
+            [binary, "version"], capture_output=True, text=True, check=False, timeout=_GRACE_S
+        )
     except OSError as e:
         raise UsageError(f"{binary} cannot be started: {e.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"{binary} version hangs; name another program") from None
     return (said.stdout.split() or ["heliosctl"] * 2)[1]
 
 
