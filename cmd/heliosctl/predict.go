@@ -39,22 +39,27 @@ func predictCommand() *cli.Command {
 // predictArgs holds the options of predict.
 type predictArgs struct {
 	inferArgs
-	split      string  `option:"split" common:"yes" use:"setting" oneof:"all,@splits" default:"all" usage:"nodes to classify"`
-	nodes      []int64 `option:"nodes" common:"yes" arg:"ID,ID…" usage:"classify these instead ID,ID…"`
-	csv        string  `option:"csv" common:"yes" arg:"FILE" usage:"table FILE of classes to write: CSV, or Parquet where the name ends in .parquet"`
-	threshold  float64 `option:"threshold" common:"yes" use:"setting" positive:"yes" range:"0..1" shown:"the class with the larger probability" arg:"P" usage:"of two classes, predict the second where its probability is at least P; of several labels, those whose is"`
-	topK       int     `option:"topk" common:"yes" use:"setting" positive:"yes" range:"1..65536" shown:"none" arg:"K" usage:"also give the K most probable classes of each node with their probabilities"`
-	embeddings string  `option:"embeddings" common:"yes" arg:"FILE" usage:"FILE for the activations (float32, nodes × width of the last hidden layer: {hidden} of train): .npy, .csv or .parquet"`
-	scores     string  `option:"scores" common:"yes" arg:"FILE" usage:"FILE for the model's outputs (float32, nodes × classes): .npy, .csv or .parquet"`
-	proba      string  `option:"proba" common:"yes" arg:"FILE" usage:"FILE for the probabilities of the classes (float32, nodes × classes): .npy, .csv or .parquet"`
+	split      string   `option:"split" common:"yes" use:"setting" oneof:"all,@splits" default:"all" usage:"nodes to classify"`
+	nodes      []int64  `option:"nodes" common:"yes" arg:"N,N…" usage:"classify these instead N,N…, from 0"`
+	ids        []string `option:"id" common:"yes" arg:"NAME,NAME…" usage:"classify the nodes of these names instead NAME,NAME…"`
+	csv        string   `option:"csv" common:"yes" arg:"FILE" usage:"table FILE of classes to write: CSV, or Parquet where the name ends in .parquet"`
+	threshold  float64  `option:"threshold" common:"yes" use:"setting" positive:"yes" range:"0..1" shown:"the class with the larger probability" arg:"P" usage:"of two classes, predict the second where its probability is at least P; of several labels, those whose is"`
+	topK       int      `option:"topk" common:"yes" use:"setting" positive:"yes" range:"1..65536" shown:"none" arg:"K" usage:"also give the K most probable classes of each node with their probabilities"`
+	embeddings string   `option:"embeddings" common:"yes" arg:"FILE" usage:"FILE for the activations (float32, nodes × width of the last hidden layer: {hidden} of train): .npy, .csv or .parquet"`
+	scores     string   `option:"scores" common:"yes" arg:"FILE" usage:"FILE for the model's outputs (float32, nodes × classes): .npy, .csv or .parquet"`
+	proba      string   `option:"proba" common:"yes" arg:"FILE" usage:"FILE for the probabilities of the classes (float32, nodes × classes): .npy, .csv or .parquet"`
 }
 
-// SetOption reads numbers of nodes.
+// SetOption reads numbers and names of nodes.
 func (a *predictArgs) SetOption(name, text string) (done bool, err error) {
-	if name != "nodes" {
+	switch name {
+	case "nodes":
+		a.nodes, err = parseNodes(text)
+	case "id":
+		a.ids, err = parseNames(text)
+	default:
 		return false, nil
 	}
-	a.nodes, err = parseNodes(text)
 	return true, err
 }
 
@@ -74,10 +79,16 @@ func parseNodes(text string) ([]int64, error) {
 
 // classified returns the nodes that predict was asked for.
 func (a *predictArgs) classified(e *env, d *dataset.Dataset) ([]int64, error) {
+	if e.given(&a.nodes) != "" && e.given(&a.ids) != "" {
+		return nil, errs.New(errs.Usage, "{nodes} and {id} together; give one")
+	}
+	if f := e.given(&a.nodes, &a.ids); f != "" && e.given(&a.split) != "" {
+		return nil, errs.New(errs.Usage, "%v and {split} together; give one", errs.Key(f))
+	}
+	if len(a.ids) > 0 {
+		return named(d, a.ids)
+	}
 	if len(a.nodes) > 0 {
-		if e.given(&a.split) != "" {
-			return nil, errs.New(errs.Usage, "{nodes} and {split} together; give one")
-		}
 		return a.nodes, nil
 	}
 	if a.split != "all" {
@@ -88,6 +99,17 @@ func (a *predictArgs) classified(e *env, d *dataset.Dataset) ([]int64, error) {
 		out[i] = int64(i)
 	}
 	return out, nil
+}
+
+// named returns the nodes with the labels that have names.
+func named(d *dataset.Dataset, names []string) (nodes []int64, err error) {
+	g := d.Meta.Graph()
+	m, err := namesOf(d, g.TypeOf(g.Tasks[0].Type))
+	if err != nil {
+		return nil, err
+	}
+	defer closing(&err, m.Close)
+	return nodesNamed(m, names)
 }
 
 func runPredict(ctx context.Context, e *env, a *predictArgs) (err error) {

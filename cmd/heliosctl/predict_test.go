@@ -235,6 +235,20 @@ func TestPredictTables(t *testing.T) {
 	predict("--csv", "c.parquet", "--topk", "2", "--proba", "p.parquet", "--scores", "s.parquet")
 	require.Equal(t, rows, readTable(t, "c.parquet"))
 	require.Equal(t, readTable(t, "s.csv"), readTable(t, "s.parquet"))
+	// Nodes by their names are those by their numbers.
+	predict("--csv", "n.csv", "--nodes", "3,150", "--topk", "2")
+	predict("--csv", "i.csv", "--id", `"node, 3","node, 150"`, "--topk", "2")
+	require.Equal(t, readTable(t, "n.csv"), readTable(t, "i.csv"))
+	require.Contains(t, ok(t, "names", "g", "--id", `"node, 7"`, "--node", "9"), "node, 9")
+	for _, c := range [][]string{
+		{"--id", "node 3", "no node has this name"},
+		{"--id", `"node, 3`, "CSV"},
+		{"--id", `"node, 3"`, "--nodes", "3", "give one"},
+		{"--id", `"node, 3"`, "--split", "test", "--id and --split together"},
+	} {
+		fails(t, hc(t, append([]string{"predict", "g", "--checkpoint", "run", "--quiet"},
+			c[:len(c)-1]...)...), 2, "predict", "--id", c[len(c)-1])
+	}
 	// The threshold is that of the second class.
 	predict("--csv", "t.csv", "--threshold", "0.6")
 	changed := 0
