@@ -379,6 +379,9 @@ func (t *tableImport) countDangling(ctx context.Context, k int) error {
 		}
 	}
 	switch {
+	case row == 0:
+		t.o.note("%s has no rows: no edge comes from it", t.edges[k].Files[0])
+		return nil
 	case t.Dangling[k] == 0:
 		return nil
 	case t.opt.Dangling == "drop":

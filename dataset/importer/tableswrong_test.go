@@ -106,6 +106,11 @@ func TestTablesWrongWays(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, d.Meta.Rows())
 
+	// A table of edges without rows is whole, and named.
+	_, err = run("id,f\na,1\nb,2\n", "src,dst\n", "", 0)
+	require.NoError(t, err)
+	require.Contains(t, strings.Join(notes, "\n"), "e.csv has no rows")
+
 	// 9: repeated edges are counted.
 	d, err = run("id,f\na,1\nb,2\n", "src,dst\na,b\na,b\nb,a\n", "", 0)
 	require.NoError(t, err)

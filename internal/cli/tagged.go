@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"flag"
 	"fmt"
 	"reflect"
 	"slices"
@@ -77,6 +78,37 @@ func taggedFlag(o options.Option) cli.Flag {
 	panic(fmt.Sprintf("cli: option %s is of type %s, which has no flag", o.Name,
 		reflect.TypeOf(o.Value())))
 }
+
+// Apply adds the flag to a set. A list of names that is given twice is refused, as its first half
+// would be lost without a word.
+func (f *TextFlag) Apply(set *flag.FlagSet) error {
+	if err := f.StringFlag.Apply(set); err != nil || !f.list {
+		return err
+	}
+	for _, name := range f.Names() {
+		known := set.Lookup(name)
+		known.Value = &once{Value: known.Value}
+	}
+	return nil
+}
+
+// once is a value that is set once.
+type once struct {
+	flag.Value
+	is bool
+}
+
+// Set sets the value, and then refuses another.
+func (o *once) Set(text string) error {
+	if o.is && text != o.String() {
+		return fmt.Errorf("the flag is given twice; give one list, \"%s,%s\"", o, text)
+	}
+	o.is = true
+	return o.Value.Set(text)
+}
+
+// Get returns the value.
+func (o *once) Get() any { return o.Value.(flag.Getter).Get() }
 
 // ReadTagged sets the fields whose flags were given.
 func ReadTagged(c *cli.Context, ptr any) error {

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"flag"
+	"io"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -50,6 +51,10 @@ func TestTaggedFlags(t *testing.T) {
 		"5", "--share", "0.25", "--memory", "2KiB")
 	require.NoError(t, err)
 	require.Equal(t, &tagged{[]string{"a", "b"}, "drop", true, 3, 4, 5, 0.25, 2048}, got)
+	set := flag.NewFlagSet("x", flag.ContinueOnError)
+	set.SetOutput(io.Discard)
+	require.NoError(t, flags[0].Apply(set))
+	require.ErrorContains(t, set.Parse([]string{"--in", "a", "--in", "b"}), `one list, "a,b"`)
 	_, err = read("--loops", "some")
 	require.EqualError(t, err, `unknown option loops "some"; choose one of keep, drop`)
 }
