@@ -109,12 +109,13 @@ install: ## what "make build" made, into DESTDIR and PREFIX (/usr/local)
 uninstall: ## remove what "make install" put there
 	rm -f $(INSTALLED)
 
-# The folder of a release's packages; two of them are equal to the byte.
+# The folder of a release's packages; two of them are equal to the byte. tools/release/main.go has the
+# maintainer and the address of the sources, for their owner to name.
 RELEASE_DIR ?= bin/release
-release: bin/lab/release ## tar.gz, deb, rpm, wheels and SBOM for amd64 and arm64, into RELEASE_DIR
+release: bin/lab/release ## tar.gz, deb, rpm, image, wheels and SBOM for amd64 and arm64, into RELEASE_DIR
 	PYTHON_ENVS="$(PYTHON_ENVS)" ./tools/release.sh "$(RELEASE_DIR)"
 
-test-release: ## two releases are equal, and a bare Debian takes the deb and gives it back
+test-release: ## two releases are equal, the image runs, and a bare Debian takes the deb and gives it back
 	./tools/testrelease.sh
 
 # The documents as a site, with search; a dead link or anchor is an error.

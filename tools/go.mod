@@ -6,6 +6,7 @@ replace helios => ../
 
 require (
 	github.com/ebitengine/purego v0.11.3
+	github.com/google/go-containerregistry v0.21.9
 	github.com/goreleaser/nfpm/v2 v2.45.2
 	github.com/mmcloughlin/avo v0.5.0
 	github.com/stretchr/testify v1.12.1
@@ -48,6 +49,8 @@ require (
 	github.com/klauspost/pgzip v1.2.6 // indirect
 	github.com/mitchellh/copystructure v1.2.0 // indirect
 	github.com/mitchellh/reflectwalk v1.0.2 // indirect
+	github.com/opencontainers/go-digest v1.0.0 // indirect
+	github.com/opencontainers/image-spec v1.1.1 // indirect
 	github.com/parquet-go/parquet-go v0.25.1 // indirect
 	github.com/pierrec/lz4/v4 v4.1.33 // indirect
 	github.com/pjbgf/sha1cd v0.3.2 // indirect

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The packages of a release, for amd64 and arm64, equal to the byte whoever makes them: tools/release.sh
-# DIR. PYTHON_ENVS keeps hatchling, which builds the wheels.
+# The packages of a release, for amd64 and arm64, equal to the byte whoever makes them; the images too,
+# while Debian has the same packages: tools/release.sh DIR. PYTHON_ENVS keeps hatchling, which builds the
+# wheels.
 set -euo pipefail
 dir=$(realpath -m "${1:?usage: release.sh DIR}")
 cd "$(dirname "$(realpath "$0")")/.."
@@ -29,6 +30,7 @@ for arch in amd64 arm64; do
 	make -s install HELIOSCTL="$native" DESTDIR="$root" PREFIX=/usr
 	install -m755 "$work/$arch" "$root/usr/bin/heliosctl"
 	{ cat LICENSE && "$native" version --licenses; } | install -Dm644 /dev/stdin "$root/usr/share/doc/heliosctl/copyright"
-	bin/lab/release -version "$version" -arch "$arch" -root "$root" -o "$dir"
+	./tools/debianroot.sh "$arch" "$work/debian-$arch"
+	bin/lab/release -version "$version" -arch "$arch" -root "$root" -base "$work/debian-$arch" -o "$dir"
 done
 (cd "$dir" && sha256sum -- * >SHA256SUMS && ls -l)

@@ -1,5 +1,6 @@
-// Command release packs the tree that "make install" made, as .tar.gz, .deb and .rpm, and writes what
-// its program is made of (CycloneDX). Equal trees give equal bytes. tools/release.sh calls it.
+// Command release packs the tree that "make install" made, as .tar.gz, .deb, .rpm and an OCI image,
+// and writes what its program is made of (CycloneDX). Equal trees give equal bytes. tools/release.sh
+// calls it.
 package main
 
 import (
@@ -21,10 +22,23 @@ import (
 	"github.com/goreleaser/nfpm/v2/rpm"
 )
 
+// The owner's to name: who answers mail about the packages, and the address of the sources, which
+// packages and image leave out while there is none.
+const (
+	maintainer = "The maintainers of heliosctl <maintainers@heliosctl.invalid>"
+	source     = ""
+)
+
+const (
+	description = "trains graph neural networks whose features live on NVMe SSDs"
+	spdx        = "Apache-2.0"
+)
+
 // release is one architecture of a version.
 type release struct {
 	version, arch string
 	root          string    // the tree, as it is to lie below /
+	base          string    // the root of a Debian that the image stands on (debianroot.sh)
 	out           string    // the folder of the packages
 	made          time.Time // of all files
 }
@@ -34,10 +48,11 @@ func main() {
 	flag.StringVar(&r.version, "version", "", "version, without v")
 	flag.StringVar(&r.arch, "arch", "", "architecture, as Go names it")
 	flag.StringVar(&r.root, "root", "", "tree to pack")
+	flag.StringVar(&r.base, "base", "", "root of a Debian for the image")
 	flag.StringVar(&r.out, "o", "", "folder to write to")
 	flag.Parse()
 	epoch, err := strconv.ParseInt(os.Getenv("SOURCE_DATE_EPOCH"), 10, 64)
-	if err != nil || r.version == "" || r.arch == "" || r.root == "" || r.out == "" {
+	if err != nil || r.version == "" || r.arch == "" || r.root == "" || r.base == "" || r.out == "" {
 		fmt.Fprintln(os.Stderr, "release: give all flags (-h), and SOURCE_DATE_EPOCH in the environment")
 		os.Exit(2)
 	}
@@ -54,6 +69,7 @@ func (r *release) run() error {
 		r.write(name+".tar.gz", r.tarball),
 		r.write(name+".deb", r.packer("deb", deb.Default)),
 		r.write(name+".rpm", r.packer("rpm", rpm.DefaultRPM)),
+		r.write(name+".oci.tar", r.image),
 		r.write(name+".cdx.json", func(w io.Writer) error { return writeSBOM(w, r) }))
 }
 
@@ -103,14 +119,18 @@ func (r *release) tarball(w io.Writer) error {
 			Format: tar.FormatUSTAR}); err != nil {
 			return err
 		}
-		f, err := os.Open(filepath.Join(r.root, name))
-		if err != nil {
-			return err
-		}
-		_, err = io.Copy(t, f)
-		return errors.Join(err, f.Close())
+		return copyFile(t, filepath.Join(r.root, name))
 	})
 	return errors.Join(err, t.Close(), z.Close())
+}
+
+func copyFile(w io.Writer, path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(w, f)
+	return errors.Join(err, f.Close())
 }
 
 // libc names the C library in each format.
@@ -120,9 +140,8 @@ var libc = map[string]string{"deb": "libc6", "rpm": "glibc"}
 func (r *release) packer(format string, p nfpm.Packager) func(w io.Writer) error {
 	return func(w io.Writer) error {
 		info := nfpm.WithDefaults(&nfpm.Info{Name: "heliosctl", Arch: r.arch, Platform: "linux",
-			Version: r.version, Section: "science", Priority: "optional", License: "Apache-2.0",
-			Maintainer:  "The maintainers of heliosctl <maintainers@heliosctl.invalid>",
-			Description: "trains graph neural networks whose features live on NVMe SSDs", MTime: r.made,
+			Version: r.version, Section: "science", Priority: "optional", License: spdx,
+			Maintainer: maintainer, Homepage: source, Description: description, MTime: r.made,
 			// The program opens libcuda where it is, so by libc's loader; "demo" is a script of bash.
 			Overridables: nfpm.Overridables{Depends: []string{"bash", libc[format]},
 				RPM: nfpm.RPM{BuildHost: "localhost", Summary: "trains graph neural networks from NVMe SSDs"}}})

@@ -81,7 +81,7 @@ func writeSBOM(w io.Writer, r *release) error {
 	b := bom{Format: "CycloneDX", Spec: "1.6", Version: 1, Metadata: metadata{
 		r.made.Format(time.RFC3339), component{Type: "application", Name: "heliosctl",
 			Version: r.version, Hashes: []hash{{"SHA-256", fmt.Sprintf("%x", sha256.Sum256(program))}},
-			Licenses: []license{{licenseText{ID: "Apache-2.0"}}}}}}
+			Licenses: []license{{licenseText{ID: spdx}}}}}}
 	add := func(path, version string) error {
 		if texts[path] == nil {
 			return fmt.Errorf("no licence of %s is known; run \"make generate\"", path)
