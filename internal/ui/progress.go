@@ -65,11 +65,13 @@ func (u *UI) ProgressOf(whole, part string, done, total int64) {
 
 // pace returns a stage's time, its rate and what the rest takes. Call with mu held.
 func (u *UI) pace(done, total int64, took time.Duration) string {
-	rate := 0.0
-	if took > 0 {
-		rate = float64(done-u.first) / took.Seconds()
+	n, seconds := float64(done-u.first), took.Seconds()
+	text := took.Round(time.Second).String() + ", "
+	if n > 0 && seconds > n { // people count the seconds of one
+		text += units.FormatSeconds(seconds/n) + " each"
+	} else {
+		text += units.FormatCount(n/max(seconds, 1e-9)) + "/s"
 	}
-	text := took.Round(time.Second).String() + ", " + units.FormatCount(rate) + "/s"
 	if d, known := u.left(done, total, took); known {
 		text += fmt.Sprintf(", %s left", d.Round(time.Second))
 	}

@@ -86,6 +86,13 @@ func TestPlainProgress(t *testing.T) {
 	require.Empty(t, out.String())
 
 	errw.Reset()
+	for i := range 3 { // one takes longer than a second
+		u.Progress("epoch 1", int64(i), 10)
+		now = now.Add(7500 * time.Millisecond)
+	}
+	require.Contains(t, errw.String(), "epoch 1: 2 of 10 (20%), 15s, 7.5 s each, 1m0s left\n")
+
+	errw.Reset()
 	u.Quiet = true
 	u.Progress("load", 0, 30)
 	now = now.Add(time.Hour)
