@@ -507,11 +507,12 @@ func laneSquares(unit []float32, lane int) float64 {
 	for ; i+4 <= len(unit); i += 128 {
 		x := unit[i : i+4 : i+4]
 		a, b, c, d := float64(x[0]), float64(x[1]), float64(x[2]), float64(x[3])
-		s[0], s[1], s[2], s[3] = s[0]+a*a, s[1]+b*b, s[2]+c*c, s[3]+d*d
+		s[0], s[1], s[2], s[3] = s[0]+float64(a*a), s[1]+float64(b*b), s[2]+float64(c*c),
+			s[3]+float64(d*d)
 	}
 	for c := i; c < len(unit) && c < i+4; c++ {
 		x := float64(unit[c])
-		s[c-i] += x * x
+		s[c-i] += float64(x * x)
 	}
 	return (s[0] + s[1]) + (s[2] + s[3])
 }

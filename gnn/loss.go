@@ -217,7 +217,7 @@ func (l *Loss) rows(b *cuda.Block, p *denseParams) error {
 					weight = float64(weights[c])
 				}
 				if p.Smoothing > 0 {
-					to = float64(to*(1-p.Smoothing)) + p.Smoothing/2
+					to = float64(to*(1-p.Smoothing)) + float64(p.Smoothing/2)
 				}
 				var e float64
 				e, slope = l.element(float64(z), to, weight)

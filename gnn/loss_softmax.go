@@ -180,7 +180,7 @@ func (s *xentShares) of(c, y int) float64 {
 	if c == y {
 		share += s.label
 	}
-	return w * share
+	return float64(w * share)
 }
 
 // row is xentKept.row, with the sum of all classes' parts.

@@ -69,7 +69,7 @@ func layerNormForward(b *cuda.Block, p *normParams) error {
 	for i := lo; i < hi; i++ {
 		row, to := x[i*d:(i+1)*d], out[i*d:(i+1)*d]
 		sum := level.Dot(row, ones)
-		mean := sum * p.Share
+		mean := float32(sum * p.Share)
 		for c, v := range row {
 			to[c] = v - mean
 		}
@@ -97,12 +97,13 @@ func layerNormBackward(b *cuda.Block, p *normParams) error {
 	lo, hi := b.Range(p.Rows)
 	for i := lo; i < hi; i++ {
 		row, to, g := x[i*d:(i+1)*d], out[i*d:(i+1)*d], grad[i*d:(i+1)*d]
-		mean, spread := sums[i]*p.Share, spreads[i]
+		mean, spread := float32(sums[i]*p.Share), spreads[i]
 		for c, v := range row {
 			row[c] = float32(v-mean) * spread
 			to[c] = g[c] * row[c]
 		}
-		shift, turn := level.Dot(g, gamma)*p.Share, level.Dot(to, gamma)*p.Share
+		shift := float32(level.Dot(g, gamma) * p.Share)
+		turn := level.Dot(to, gamma) * p.Share
 		for c, v := range row {
 			row[c] = (float32(g[c]*gamma[c]) - shift - float32(v*turn)) * spread
 		}

@@ -374,7 +374,7 @@ func layerWeight(q, tau uint64) float32 {
 	if tau == noRank {
 		return 1
 	}
-	x := float64(q) * math.Float64frombits(tau)
+	x := float64(float64(q) * math.Float64frombits(tau))
 	// of small ones two terms are enough, and 1 - exp would cancel
 	p := x - float64(float64(x*x)*0.5)
 	if x > 1.0/(1<<20) {

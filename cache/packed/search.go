@@ -123,11 +123,11 @@ func (b *builder) shortest(ctx context.Context, budget int64) (int, error) {
 			once, many = once+float64(all[w].once), many+float64(all[w].many)
 		}
 		per, segments := float64(b.shape.RowsPerPage), float64(b.n)/float64(i)
-		tails := segments/2 + float64(b.n)/2
+		tails := (segments + float64(b.n)) / 2
 		if b.shape.RowsPerPage == 1 {
 			tails = 0
 		}
-		if (once+many)/per*segments+tails <= float64(budget) {
+		if float64((once+many)/per*segments)+tails <= float64(budget) {
 			return i, nil
 		}
 	}

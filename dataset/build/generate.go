@@ -175,7 +175,7 @@ func (o *GenerateOptions) bytes() float64 {
 	if o.Kind == kindRMAT && edges*16 > float64(o.Memory) {
 		edges *= 1 + 5.0/2
 	}
-	return nodes*(row+12+8*splits) + edges*4/2
+	return float64(nodes*(row+12+float64(8*splits))) + float64(edges*4/2)
 }
 
 // Generate makes a dataset from a seed. Every part of it is a function of the seed and the
@@ -379,7 +379,7 @@ func (g *generator) words(n uint64, i, use uint32) [4]uint32 {
 
 // unit maps two words to [0, 1) with 53 bits.
 func unit(hi, lo uint32) float64 {
-	return float64((uint64(hi)<<32|uint64(lo))>>11) * (1.0 / (1 << 53))
+	return float64(float64((uint64(hi)<<32|uint64(lo))>>11) * (1.0 / (1 << 53)))
 }
 
 // noise fills row with variates of mean 0 and variance 1: sums of four 16-bit uniforms, near
@@ -432,7 +432,7 @@ func (g *generator) classOf(own int64, share, which uint32) int64 {
 // mean.
 func (g *generator) degree(id int64) int64 {
 	w := g.words(uint64(id), 0, genDegree)
-	x := g.AvgDegree * (0.5 + unit(w[0], w[1]))
+	x := float64(g.AvgDegree * (0.5 + unit(w[0], w[1])))
 	degree := int64(x)
 	if unit(w[2], w[3]) < x-float64(degree) {
 		degree++

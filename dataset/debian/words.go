@@ -77,7 +77,7 @@ func (v *Vocabulary) Row(document []string, row []float32) {
 	}
 	var sum float64
 	for _, x := range row {
-		sum += float64(x) * float64(x)
+		sum += float64(float64(x) * float64(x))
 	}
 	if sum == 0 {
 		return

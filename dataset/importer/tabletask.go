@@ -461,7 +461,7 @@ func (s *TimeSplit) cuts(known []float64, train, val float64) (first, second flo
 	}
 	slices.SortFunc(known, cmp.Compare[float64])
 	place := func(share float64) float64 {
-		i := int(share*float64(len(known)) + 0.5)
+		i := int(float64(share*float64(len(known))) + 0.5)
 		if i >= len(known) {
 			return math.Inf(1)
 		}

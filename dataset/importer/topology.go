@@ -35,7 +35,7 @@ func (im *importer) room() error {
 	}
 	row := 8 + 4.0 // offset and label
 	if im.o.FeatureFn == RandomFeatures {
-		row += 4 * float64(im.o.Dim)
+		row += float64(4 * im.o.Dim)
 	}
 	err := build.EnoughDisk(im.o.Out, row*float64(im.m.Nodes))
 	bytes := row * float64(im.m.Nodes)

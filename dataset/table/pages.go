@@ -832,7 +832,7 @@ func (l *leaf) fixed(v *values, b []byte, size, n int) error {
 		for i := range n {
 			x := float64(int8(b[i*size]))
 			for _, c := range b[i*size+1 : (i+1)*size] {
-				x = x*256 + float64(c)
+				x = float64(x*256) + float64(c)
 			}
 			v.floats = append(v.floats, x/math.Pow10(l.scale))
 		}

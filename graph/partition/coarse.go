@@ -251,7 +251,8 @@ func (g *coarse) refine(of []uint32, o coarseOptions, cost float64) {
 			}
 			c.add(g, v, of)
 			value := func(p uint32) float64 {
-				return float64(c.count[p]) - float64(scale*float64(s))*math.Sqrt(float64(size[p]))
+				return float64(c.count[p]) -
+					float64(float64(scale*float64(s))*math.Sqrt(float64(size[p])))
 			}
 			best := least.least()
 			if old != none && size[old]+s <= o.room && value(old) >= value(best) {

@@ -57,7 +57,7 @@ func ranking(keys, spare []uint64) (auc, ap *float64) {
 		down := int64(end-begin) - up
 		// Every node from here on is predicted as positive at this threshold.
 		left := positives - above
-		precision += float64(up) * (float64(left) / float64(n-int64(begin)))
+		precision += float64(float64(up) * (float64(left) / float64(n-int64(begin))))
 		wins += up * (2*below + down)
 		above, below = above+up, below+down
 	}

@@ -160,7 +160,7 @@ func encodeInt8(q []byte, src []float32) (scale float32, err error) {
 		}
 	}
 	scale = largest / 127
-	if full := scale * 127; full-full != 0 {
+	if full := float32(scale * 127); full-full != 0 {
 		return 0, &RangeError{Int8, index, src[index]}
 	}
 	if scale == 0 { // all zero, or so small that nothing is left

@@ -60,7 +60,7 @@ func flushed(s float32) float32 {
 
 // bf16StepOdd is bf16Step where the product is 0, infinite, NaN, or not to be had in float32.
 func bf16StepOdd(c, a, b float32) float32 {
-	x, y := float64(a)*float64(b), float64(c) // exact: factors have 8 bits
+	x, y := float64(float64(a)*float64(b)), float64(c) // exact: factors have 8 bits
 	z := x + y
 	if x == 0 || math.IsNaN(z) || math.IsInf(z, 0) {
 		return flushed(float32(z))

@@ -189,7 +189,7 @@ func (s *HeadSoftmax) backward(row, lo, k int, list []uint32) {
 	s.DotSelf[pos], s.AlphaSelf[pos] = sum, mine
 	for e, j := range list {
 		d := &dot[e*s.Heads+k]
-		g := float32(alpha[e*s.Heads+k]*(*d-mean)) * slope(s.score(j, k, own))
+		g := float32(float32(alpha[e*s.Heads+k]*(*d-mean)) * slope(s.score(j, k, own)))
 		sum += g
 		*d = g
 	}

@@ -103,7 +103,7 @@ func CountBatch(t *report.Partial, seeds int, out Outcome) {
 	if out.Mass != 0 {
 		by = out.Mass
 	}
-	t.LossSum += out.Loss * by
+	t.LossSum += float64(out.Loss * by)
 	t.Mass += out.Mass
 	t.Correct += out.Correct
 	t.Counted += out.Counted
