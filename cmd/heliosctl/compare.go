@@ -57,6 +57,7 @@ type compareArgs struct {
 	modes    []string `option:"modes" common:"yes" use:"setting" offers:"@modes,@baselines" default:"@modes" arg:"MODE,…" usage:"data paths to compare MODE,…, or baselines of papers ({@baselines}); the first is what the others are told relative to"`
 	variants string   `option:"variants" common:"yes" arg:"NAME=FLAGS; …" usage:"also compare, or without {modes} only compare, these: NAME=FLAGS; … with flags of train, as \"lru=--mode bam --policy lru; none=--pipeline none\""`
 	repeats  int      `option:"repeats" common:"yes" range:"1..1000" positive:"yes" default:"3" usage:"how often each is run, in turns"`
+	explain  bool     `option:"explain" use:"aside" usage:"add what bounds each data path, and all notes"`
 }
 
 // compareOptions are train's that make sense for all variants, two epochs by default, and its own.
@@ -492,13 +493,18 @@ func (c *comparer) runVariant(ctx context.Context, v variant, repeat int) error 
 	c.far.end(c.rest)
 	c.runs = append(c.runs, run)
 	c.out.event("run", run)
+	what := fmt.Sprintf("%s, repeat %d: ", v.name, repeat+1)
 	if c.played != nil {
-		c.ui.Printf("%s: modelled %s an epoch; %s", v.name, units.FormatSeconds(run.Seconds),
-			run.Bottleneck)
+		what = v.name + ": modelled "
+	}
+	what += units.FormatSeconds(run.Seconds) + " an epoch"
+	if c.explain {
+		what += "; " + run.Bottleneck
+	}
+	c.ui.Printf("%s", what)
+	if c.played != nil {
 		return nil
 	}
-	c.ui.Printf("%s, repeat %d: %s an epoch; %s", v.name, repeat+1,
-		units.FormatSeconds(run.Seconds), run.Bottleneck)
 	key := resultKey(v.cfg)
 	if first, ok := c.first[key]; ok {
 		return c.same(first, run)

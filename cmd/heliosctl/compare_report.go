@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"helios/internal/units"
 )
@@ -233,14 +234,19 @@ func times(v float64) string {
 	return fmt.Sprintf("%.3g", v)
 }
 
+// byTime are the variants, the fastest first.
+func (s comparisonSummary) byTime() []comparedVariant {
+	return slices.SortedFunc(slices.Values(s.Variants), func(a, b comparedVariant) int {
+		return cmp.Compare(a.Seconds.Median, b.Seconds.Median)
+	})
+}
+
 // fastest names the fastest data path and its lead over the next.
 func (s comparisonSummary) fastest() string {
 	if len(s.Variants) < 2 {
 		return ""
 	}
-	v := slices.SortedFunc(slices.Values(s.Variants), func(a, b comparedVariant) int {
-		return cmp.Compare(a.Seconds.Median, b.Seconds.Median)
-	})
+	v := s.byTime()
 	a, b := v[0], v[1]
 	if a.Seconds.Median <= 0 {
 		return ""
@@ -274,23 +280,40 @@ func memoryFigure(n int64) string {
 	return units.FormatBytes(n)
 }
 
+// showComparison closes with three lines: the fastest, how far to trust the times, and what bounds
+// the fastest. The rest is for --explain.
 func (c *comparer) showComparison(s comparisonSummary) {
 	c.ui.Columns(compareColumns(s.Base), s.cells())
+	v := s.byTime()
 	if text := s.fastest(); text != "" {
 		c.ui.Printf("%s", text)
 	}
-	for _, v := range s.Variants {
-		c.ui.Printf("%s: %s, %s; bottleneck: %s", v.Name, v.IOStack, v.Pipeline, v.Bottleneck)
+	c.ui.Printf("%s", strings.Join(s.claims(), "; "))
+	if c.explain {
+		for _, v := range s.Variants {
+			c.ui.Printf("%s: %s, %s; bottleneck: %s", v.Name, v.IOStack, v.Pipeline, v.Bottleneck)
+		}
+		for _, n := range s.Notes {
+			c.ui.Printf("note: %s", n)
+		}
+	} else if len(v) > 0 {
+		c.ui.Printf("bottleneck of %s: %s (--explain: the others, and %d notes)", v[0].Name,
+			v[0].Bottleneck, len(s.Notes))
 	}
+}
+
+// claims say what the times are worth.
+func (s comparisonSummary) claims() (all []string) {
 	if s.SameLosses {
-		c.ui.Printf("losses and parameters are the same in all runs that must agree")
+		all = append(all, "losses and parameters are the same in all runs that must agree")
 	}
 	if s.Hardware != "" {
-		c.ui.Printf("all times are modelled, of hardware profile %s", s.Hardware)
+		all = append(all, "all times are modelled, of hardware profile "+s.Hardware)
 	} else if s.Modelled {
-		c.ui.Printf("software SSDs played a model: times are no measurement of real SSDs")
+		all = append(all, "software SSDs played a model: times are no measurement of real SSDs")
 	}
-	for _, n := range s.Notes {
-		c.ui.Printf("note: %s", n)
+	if s.EqualMemory {
+		return append(all, "memory is equal")
 	}
+	return append(all, "UNEQUAL MEMORY: see the caches")
 }
