@@ -94,7 +94,15 @@ func (e *runner) scored(ctx context.Context, stage string, key int,
 	if err != nil {
 		return r, nil, err
 	}
-	return r, s.Report(), nil
+	judged := s.Report()
+	if judged != nil {
+		for i := range judged.Classes {
+			if c := &judged.Classes[i]; c.Class < len(e.Targets.Names) {
+				c.Name = e.Targets.Names[c.Class]
+			}
+		}
+	}
+	return r, judged, nil
 }
 
 // exchange gives all ranks the scores of each.

@@ -3,6 +3,8 @@ package htmlreport
 import (
 	"fmt"
 	"strings"
+
+	"helios/internal/units"
 )
 
 // span is a figure over the repeats of a comparison.
@@ -75,7 +77,7 @@ func compare(s *Source) (section, error) {
 		loss := figure{Kind: kindLines, Title: "Loss by epoch", X: axis{Label: "epoch", Whole: true},
 			Y: axis{Label: "mean loss of training"}}
 		t := table{Title: "Data paths of " + c.Dataset + " on " + c.Device, Head: []string{"",
-			"epoch s", "× " + c.Base, "from SSD", "CPU s", "stall", "overlap", "peak memory",
+			"epoch", "× " + c.Base, "from SSD", "CPU time", "stall", "overlap", "peak memory",
 			"stack, pipeline", "bottleneck"}}
 		for _, v := range c.Variants {
 			times.Bars = append(times.Bars, bar{Name: v.Name, Value: v.Seconds.Median,
@@ -95,8 +97,8 @@ func compare(s *Source) (section, error) {
 				}
 				loss.Series = append(loss.Series, l)
 			}
-			t.Rows = append(t.Rows, []string{v.Name, decimal(v.Seconds.Median),
-				v.Ratio.text(), size(v.Bytes.Median), decimal(v.CPU.Median),
+			t.Rows = append(t.Rows, []string{v.Name, units.FormatSeconds(v.Seconds.Median),
+				v.Ratio.text(), size(v.Bytes.Median), units.FormatSeconds(v.CPU.Median),
 				percent(v.Stall.Median),
 				decimal(v.Overlap.Median), size(v.Peak), v.IOStack + ", " + v.Pipeline,
 				v.Bottleneck})
@@ -113,7 +115,9 @@ func compare(s *Source) (section, error) {
 			out.Note = "Software SSDs played a model: the times are no measurement of real SSDs."
 		}
 		for _, n := range c.Notes {
-			out.Note += " " + strings.TrimSuffix(n, ".") + "."
+			if n != "" {
+				out.Note += " " + strings.ToUpper(n[:1]) + strings.TrimSuffix(n[1:], ".") + "."
+			}
 		}
 	})
 	return out, err

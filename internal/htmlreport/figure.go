@@ -42,6 +42,8 @@ type series struct {
 	Name   string  `json:"name"`
 	Limit  bool    `json:"limit,omitempty"`
 	Marks  bool    `json:"marks,omitempty"` // without a line
+	Hue    int     `json:"hue"`             // its colour and symbol
+	Dash   int     `json:"dash"`
 	Points []point `json:"points"`
 }
 
@@ -71,8 +73,17 @@ type part struct {
 	Value float64 `json:"value"`
 }
 
-// hues are the numbers of the colours of a figure's parts: a stage has one in all figures.
+// hues are the numbers of the colours of a figure's parts: a stage has one in all figures. Lines
+// that have no colours and dashes get them.
 func (f *figure) hues() map[string]int {
+	if !slices.ContainsFunc(f.Series, func(s series) bool { return s.Hue+s.Dash > 0 }) {
+		n := map[bool]int{}
+		for i := range f.Series {
+			s := &f.Series[i]
+			k := n[s.Limit]
+			s.Hue, s.Dash, n[s.Limit] = k, k+k/8, k+1
+		}
+	}
 	hues, taken := map[string]int{}, map[int]bool{}
 	each := func(of func(name string)) {
 		for _, b := range f.Bars {

@@ -9,6 +9,7 @@ import (
 	_ "embed"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"html/template"
 	"io"
@@ -32,6 +33,8 @@ var (
 	plotScript string
 	//go:embed assets/page.js
 	pageScript string
+	//go:embed assets/live.js
+	liveScript string
 	//go:embed assets/page.css
 	pageStyle string
 	//go:embed assets/page.html
@@ -59,71 +62,99 @@ type shownSource struct {
 	Name, Verb, Dataset, Command, Time, State string
 }
 
-// Write makes the page of sources. version is the program's.
-func Write(w io.Writer, sources []*Source, version string) error {
+// view is what the template has.
+type view struct {
+	Title, Version, Policy string
+	Sources                []shownSource
+	Sections               []shownSection
+	Style                  template.CSS
+	Scripts                []template.JS
+	// Of a run that is under way.
+	Live  bool
+	State string
+	Now   table
+
+	figures []figure
+}
+
+// newView digests sources.
+func newView(sources []*Source, version string) (*view, error) {
 	sections, err := digest(sources)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if len(sections) == 0 {
-		return errs.New(errs.Usage,
-			"the files hold no results: no event of a run that has got so far; give files that {results} has written")
-	}
-	var figures []figure
-	page := struct {
-		Title, Version, Policy string
-		Sources                []shownSource
-		Sections               []shownSection
-		Style                  template.CSS
-		Scripts                []template.JS
-	}{Title: title(sources), Version: version, Style: template.CSS(pageStyle)}
+	v := &view{Title: title(sources), Version: version, Style: template.CSS(pageStyle),
+		figures: []figure{}}
 	for _, s := range sources {
-		state := "whole"
-		switch {
-		case s.Ended && !s.Whole:
-			state = "not whole: " + s.Reason
-		case !s.Ended:
-			state = "not ended" + strings.TrimSuffix(": "+s.Reason, ": ")
-		}
-		page.Sources = append(page.Sources, shownSource{s.Name, s.Verb, s.Dataset,
-			strings.Join(s.Command, " "), s.Time, state})
+		v.Sources = append(v.Sources, shownSource{s.Name, s.Verb, s.Dataset,
+			strings.Join(s.Command, " "), s.Time, s.state()})
 	}
 	for i, x := range sections {
 		to := shownSection{ID: i, Title: x.Title, Note: strings.TrimSpace(x.Note), Tables: x.Tables}
 		for _, f := range x.Figures {
 			f.rescale()
 			f.Hues = f.hues()
-			to.Figures = append(to.Figures, shown{len(figures), f.Title, f.Note, f.values()})
-			figures = append(figures, f)
+			to.Figures = append(to.Figures, shown{len(v.figures), f.Title, f.Note, f.values()})
+			v.figures = append(v.figures, f)
 		}
-		page.Sections = append(page.Sections, to)
+		v.Sections = append(v.Sections, to)
 	}
-	// Marshal escapes <, > and &, so that no text in the data ends the script.
-	data, err := json.Marshal(figures)
+	return v, nil
+}
+
+// Write makes the page of sources. version is the program's.
+func Write(w io.Writer, sources []*Source, version string) error {
+	v, err := newView(sources, version)
 	if err != nil {
 		return err
 	}
-	for _, script := range []string{plotScript, "const figures = " + string(data) + ";", pageScript} {
-		page.Scripts = append(page.Scripts, template.JS(ui.Lines(script)))
+	if len(v.Sections) == 0 {
+		return errs.New(errs.Usage,
+			"the files hold no results: no event of a run that has got so far; give files that {results} has written")
 	}
-	page.Policy = policy(page.Scripts)
-	var b bytes.Buffer
-	if err := pageTemplate.Execute(&b, page); err != nil {
+	return v.write(w)
+}
+
+// write writes the page.
+func (v *view) write(w io.Writer) error {
+	// Marshal escapes <, > and &, so that no text in the data ends the script.
+	data, err := json.Marshal(v.figures)
+	if err != nil {
 		return err
 	}
-	// The template escapes what HTML acts on; what a terminal acts on, should the page be printed
-	// there, goes as well.
-	_, err = io.WriteString(w, ui.Lines(b.String()))
+	scripts := []string{plotScript, "const figures = " + string(data) + ";", pageScript}
+	if v.Live {
+		scripts = append(scripts, liveScript)
+	}
+	for _, script := range scripts {
+		v.Scripts = append(v.Scripts, template.JS(ui.Lines(script)))
+	}
+	v.Policy = policy(v.Scripts, v.Live)
+	text, err := v.part("report")
+	if err == nil {
+		_, err = io.WriteString(w, text)
+	}
 	return err
 }
 
+// part is the text of a template. It escapes what HTML acts on; what a terminal acts on, should the
+// page be printed there, goes as well.
+func (v *view) part(name string) (string, error) {
+	var b bytes.Buffer
+	err := pageTemplate.ExecuteTemplate(&b, name, v)
+	return ui.Lines(b.String()), err
+}
+
 // policy is the page's Content-Security-Policy: nothing comes from elsewhere or goes anywhere, and
-// no script runs but the page's own. Plot writes attributes of style.
-func policy(scripts []template.JS) string {
+// no script runs but the page's own. Plot writes attributes of style. A live page asks its run.
+func policy(scripts []template.JS, live bool) string {
 	own := ""
 	for _, s := range scripts {
 		sum := sha256.Sum256([]byte(s))
 		own += " 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
+	}
+	if live {
+		own += "; connect-src 'self'"
 	}
 	return "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; " +
 		"script-src" + own
@@ -138,12 +169,15 @@ func digest(sources []*Source) (all []section, err error) {
 		}
 		return err
 	}
-	if err := add(train(sources)); err != nil {
+	how, tested, err := train(sources)
+	if err = errors.Join(err, add(how, nil), add(tested, nil)); err != nil {
 		return nil, err
 	}
 	for _, s := range sources {
 		switch {
-		case s.has("epoch") || s.Verb == "train":
+		case s.Verb == "train":
+		case s.Verb == "eval":
+			err = add(evaluation(s))
 		case s.Verb == verbPlan:
 			err = add(plans(s))
 		case s.has("compare"):
@@ -162,7 +196,8 @@ func digest(sources []*Source) (all []section, err error) {
 
 func title(sources []*Source) string {
 	if len(sources) == 1 {
-		return fmt.Sprintf("heliosctl %s: %s", sources[0].Verb, sources[0].Name)
+		return strings.Join(strings.Fields("heliosctl "+sources[0].Verb), " ") + ": " +
+			sources[0].Name
 	}
 	return fmt.Sprintf("heliosctl: %d results", len(sources))
 }

@@ -23,6 +23,7 @@ type Source struct {
 	Ended, Whole bool
 	Reason       string
 
+	plain     bool     // the output of --json, which has neither beginning nor end
 	arguments []string // of the command, as they were settled; older files have none
 	lines     []line
 }
@@ -48,6 +49,7 @@ func Read(r io.Reader, name string) (*Source, error) {
 			if len(s.lines) == 0 {
 				return nil, bad(n, "it is empty")
 			}
+			s.settle()
 			return s, nil
 		}
 		if errs.ClassOf(err) == errs.Usage {
@@ -66,7 +68,8 @@ func Read(r io.Reader, name string) (*Source, error) {
 		}
 		if json.Unmarshal(text, &head) != nil || text[0] != '{' {
 			if err == io.EOF && len(s.lines) > 0 { // a run that was killed in the middle of a line
-				s.Reason = "its last line is cut off"
+				s.settle()
+				s.Ended, s.Whole, s.Reason = false, false, "its last line is cut off"
 				return s, nil
 			}
 			return nil, bad(n, "no JSON object")
@@ -80,6 +83,38 @@ func Read(r io.Reader, name string) (*Source, error) {
 			return nil, bad(n, werr.Error())
 		}
 	}
+}
+
+// settle finds out what the output of --json does not say: the verb, by its events, and whether the
+// last of them is there.
+func (s *Source) settle() {
+	if s.plain = !s.has("begin"); !s.plain || s.Verb != "" {
+		return
+	}
+	for _, k := range [][3]string{{"epoch", "train", "result"}, {"seed", "train", "result"},
+		{"run", "compare", "compare"}, {"compare", "compare", "compare"},
+		{verbPlan, verbPlan, verbPlan}, {"point", verbPlan, "sweep"}, {"result", "eval", "result"},
+		{"row", "bench io", "row"}} {
+		if s.has(k[0]) {
+			s.Verb, s.Ended = k[1], s.has(k[2])
+			s.Whole = s.Ended
+			return
+		}
+	}
+	s.Ended, s.Whole = true, true
+}
+
+// state says for people how far the run came.
+func (s *Source) state() string {
+	switch {
+	case s.Ended && !s.Whole:
+		return "not whole: " + s.Reason
+	case !s.Ended:
+		return "not ended" + strings.TrimSuffix(": "+s.Reason, ": ")
+	case s.plain && s.has("row"):
+		return "as far as it goes: --json marks no end"
+	}
+	return "whole"
 }
 
 // add takes a line over.
@@ -150,7 +185,8 @@ func (s *Source) has(event string) bool {
 // find each other: none of them makes it another experiment.
 var aside = []string{"results", "live", "progress", "quiet", "json", "wide", "overwrite",
 	"checkpoint", "checkpoint-every", "resume", "timeline", "config", "metrics", "mpi",
-	"rank-timeout", "rank-secret-file", "rank-insecure", "rank-listen", "save-profile"}
+	"rank-timeout", "rank-secret-file", "rank-insecure", "rank-listen", "save-profile", "serve",
+	"explain"}
 
 // neutral reports whether an option leaves a run in its experiment.
 func neutral(key string) bool {
@@ -159,6 +195,9 @@ func neutral(key string) bool {
 
 // options are the arguments of a source's command that tell runs apart.
 func (s *Source) options() (all []string) {
+	if s.plain { // nobody knows: it is like no other
+		return []string{s.Name}
+	}
 	words := s.Command
 	if len(s.arguments) > 0 { // each with its value, those of a configuration file among them
 		words = append([]string{"heliosctl"}, s.arguments...)

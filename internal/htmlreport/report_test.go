@@ -56,47 +56,89 @@ func judgedRun(t *testing.T) *Source {
 		`{"event":"begin","run":"r","verb":"train","command":["heliosctl","train","j"],"dataset_name":"j"}`,
 		`{"event":"epoch","epoch":1,"seconds":1,"loss":2,"val_acc":0.5,"val_loss":1.5,"lr":0.01,"grad_norm":3}`,
 		`{"event":"epoch","epoch":2,"seconds":1,"loss":1,"val_acc":0.6,"val_loss":1.25,"lr":0.005,"grad_norm":2}`,
-		`{"event":"result","mode":"inmem","seed":7,"test_acc":0.75,"params_sha256":"01","test_metrics":{"nodes":6,"accuracy":0.5,"classes":[{"class":0,"nodes":4},{"class":1,"nodes":2}],"confusion":[[3,1],[0,2]],"curves":[{"class":1,"fpr":[0,0.25,1],"recall":[0,1,1],"precision":[1,0.66667]}]}}`,
+		`{"event":"result","mode":"inmem","seed":7,"best_epoch":2,"test_acc":0.75,"params_sha256":"01","test_metrics":{"nodes":6,"accuracy":0.5,"classes":[{"class":0,"nodes":4},{"class":1,"name":"papers","nodes":2}],"confusion":[[3,1],[0,2]],"curves":[{"class":1,"fpr":[0,0.25,1],"recall":[0,1,1],"precision":[1,0.66667]}]}}`,
 		`{"event":"end","run":"r","whole":true}`)
 }
 
 // A test's matrix and curves are drawn, and the lines of validation, rate and gradients.
 func TestJudgedRun(t *testing.T) {
-	s, err := train([]*Source{judgedRun(t)})
+	s, tested, err := train([]*Source{judgedRun(t)})
 	require.NoError(t, err)
 	byTitle := map[string]figure{}
-	for _, f := range s.Figures {
+	for _, f := range append(s.Figures, tested.Figures...) {
 		byTitle[f.Title] = f
 	}
-	require.Equal(t, []series{{Name: "inmem", Points: []point{single(1, 2), single(2, 1)}},
-		{Name: "inmem, validation", Points: []point{single(1, 1.5), single(2, 1.25)}}},
+	require.Equal(t, []series{{Name: "inmem, training", Points: []point{single(1, 2), single(2, 1)}},
+		{Name: "inmem, validation", Hue: 1, Dash: 1, Points: []point{single(1, 1.5), single(2, 1.25)}}},
 		byTitle["Loss by epoch"].Series)
+	require.Equal(t, []series{{Name: "inmem, validation", Hue: 1, Dash: 1,
+		Points: []point{single(1, 0.5), single(2, 0.6)}}, {Name: "inmem, test", Hue: 2, Dash: 2,
+		Marks: true, Points: []point{single(2, 0.75)}}}, byTitle["Accuracy by epoch"].Series,
+		"the test is a mark at the best epoch")
 	require.Equal(t, []point{single(1, 0.01), single(2, 0.005)},
 		byTitle["Learning rate by epoch"].Series[0].Points)
 	require.Equal(t, []point{single(1, 3), single(2, 2)},
 		byTitle["Gradients by epoch"].Series[0].Points)
-	m := byTitle["Confusion of the test: inmem"]
+	m := byTitle["Confusion: inmem"]
 	require.Equal(t, table{Head: []string{"", "0", "1"}, Rows: [][]string{{"class 0", "3", "1"},
-		{"class 1", "0", "2"}}}, m.values())
+		{"1 papers", "0", "2"}}}, m.values())
 	require.Equal(t, []point{single(0, 0), single(0.25, 1), single(1, 1)},
-		byTitle["ROC curves of the test"].Series[0].Points)
+		byTitle["ROC curves: inmem"].Series[0].Points)
 	require.Equal(t, []point{single(0, 1), single(1, 0.66667)},
-		byTitle["Precision by recall of the test"].Series[0].Points, "as many as both lists have")
+		byTitle["Precision by recall: inmem"].Series[0].Points, "as many as both lists have")
+}
+
+// The output of --json has no lines around it: its last event says that a run came to its end, and
+// nobody knows whether two of them are alike.
+func TestPlainOutput(t *testing.T) {
+	epoch, result := `{"event":"epoch","epoch":1,"loss":2}`, `{"event":"result","mode":"cpu","dataset":"g"}`
+	whole := read(t, "a.json", epoch, result)
+	require.True(t, whole.Ended && whole.Whole)
+	cut := read(t, "b.json", epoch)
+	require.False(t, cut.Ended)
+	p := page(t, whole, cut)
+	require.Equal(t, 2, strings.Count(p, "<td>train</td>"))
+	require.Contains(t, p, "<td>whole</td>")
+	require.Contains(t, p, "<td>not ended</td>")
+	s, _, err := train([]*Source{whole, read(t, "c.json", epoch, result)})
+	require.NoError(t, err)
+	require.Equal(t, "Training on g", s.Title)
+	require.Len(t, s.Figures[0].Series, 2)
+	for verb, lines := range map[string][2]string{
+		"compare": {`{"event":"run","variant":"a"}`, `{"event":"compare","dataset":"g"}`},
+		"plan":    {`{"event":"point","key":"ssds","value":"1"}`, `{"event":"sweep"}`},
+	} {
+		require.Equal(t, verb, read(t, "x", lines[0]).Verb)
+		require.False(t, read(t, "x", lines[0]).Ended, verb)
+		require.True(t, read(t, "x", lines[0], lines[1]).Whole, verb)
+	}
+	require.Contains(t, page(t, read(t, "io", ioLine("async", 1, 512, 1))), "--json marks no end")
+}
+
+// What eval found has a matrix, curves and classes, as a test has.
+func TestEvaluation(t *testing.T) {
+	p := page(t, read(t, "e.jsonl", `{"event":"begin","verb":"eval"}`,
+		`{"event":"result","mode":"cpu","model":"gat","split":"val","metrics":{"nodes":3,"accuracy":0.5,"balanced_accuracy":0.5,"classes":[{"class":0,"nodes":1},{"class":1,"nodes":2,"recall":0.25}],"confusion":[[1,0],[1,1]],"curves":[{"class":1,"fpr":[0,1],"recall":[0,1],"precision":[1,1]}]}}`,
+		`{"event":"end","whole":true}`))
+	for _, want := range []string{"Evaluation on val: e.jsonl", "Confusion: gat cpu",
+		"ROC curves: gat cpu", "Scores by class: gat cpu", "<td>0.2500</td>"} {
+		require.Contains(t, p, want)
+	}
 }
 
 // Runs that differ by their seed are one line with a band; others are lines beside it.
 func TestSeedsAreABand(t *testing.T) {
-	s, err := train([]*Source{trainRun(t, "helios", 1, 3, 1), trainRun(t, "helios", 2, 4, 2),
+	s, _, err := train([]*Source{trainRun(t, "helios", 1, 3, 1), trainRun(t, "helios", 2, 4, 2),
 		trainRun(t, "helios", 3, 3.5, 2.5), trainRun(t, "cpu", 1, 9, 8)})
 	require.NoError(t, err)
 	f := s.Figures[0]
 	require.Equal(t, "Loss by epoch", f.Title)
 	require.Equal(t, []series{
-		{Name: "helios", Points: []point{{1, 3.5, 3, 4}, {2, 2, 1, 2.5}}},
-		{Name: "cpu", Points: []point{{1, 9, 9, 9}, {2, 8, 8, 8}}},
+		{Name: "helios, training", Points: []point{{1, 3.5, 3, 4}, {2, 2, 1, 2.5}}},
+		{Name: "cpu, training", Hue: 1, Points: []point{{1, 9, 9, 9}, {2, 8, 8, 8}}},
 	}, f.Series)
 	require.Contains(t, f.Note, "bands")
-	require.Equal(t, table{Head: []string{"epoch", "helios", "cpu"}, Rows: [][]string{
+	require.Equal(t, table{Head: []string{"epoch", "helios, training", "cpu, training"}, Rows: [][]string{
 		{"1", "3.5 (3–4)", "9"}, {"2", "2 (1–2.5)", "8"}}}, f.values())
 	require.Equal(t, "50.0 %", s.Figures[1].values().Rows[0][1])
 	require.Equal(t, "Time by epoch", s.Figures[2].Title)
@@ -111,7 +153,7 @@ func TestSeedsAreABand(t *testing.T) {
 		{"software SSDs", "io_uring_enter", "600", "15.0 %"}, {"train", "mean", "400", "10.0 %"},
 		{"unaccounted", "Go's scheduler, launches, the rest", "1000", "25.0 %"},
 		{"idle", "of the processors that the process may use", "5000", "–"}}, s.Tables[1].Rows)
-	require.Equal(t, []string{"helios", "1", "2", "3", "1", "50.0 %", "75.0 %", "1 MiB", "2 MiB",
+	require.Equal(t, []string{"helios", "1", "2", "3 s", "1", "50.0 %", "75.0 %", "1 MiB", "2 MiB",
 		"0123456789ab…"}, s.Tables[0].Rows[0])
 }
 
@@ -124,16 +166,16 @@ func TestRunsAreNamed(t *testing.T) {
 			fmt.Sprintf(`{"event":"result","mode":"%s","model":"%s"}`, mode, model))
 		return s
 	}
-	s, err := train([]*Source{of("helios", "sage", "g"), of("cpu", "gat", "g")})
+	s, _, err := train([]*Source{of("helios", "sage", "g"), of("cpu", "gat", "g")})
 	require.NoError(t, err)
 	require.Equal(t, "Training on g", s.Title)
 	var names []string
 	for _, x := range s.Figures[0].Series {
 		names = append(names, x.Name)
 	}
-	require.Equal(t, []string{"sage helios, validation", "gat cpu, validation",
-		"sage helios, training", "gat cpu, training"}, names)
-	s, err = train([]*Source{of("helios", "sage", "g"), of("cpu", "gat", "h")})
+	require.Equal(t, []string{"sage helios, training", "gat cpu, training",
+		"sage helios, validation", "gat cpu, validation"}, names)
+	s, _, err = train([]*Source{of("helios", "sage", "g"), of("cpu", "gat", "h")})
 	require.NoError(t, err)
 	require.Equal(t, "Training", s.Title)
 }
@@ -185,15 +227,15 @@ func TestOptionsTellRunsApart(t *testing.T) {
 		s.Command = append(s.Command, extra...)
 		return s
 	}
-	s, err := train([]*Source{of("--gpu-cache=5%"), of("--gpu-cache", "10%", "--no-eval"),
+	s, _, err := train([]*Source{of("--gpu-cache=5%"), of("--gpu-cache", "10%", "--no-eval"),
 		of("--gpu-cache", "10%")})
 	require.NoError(t, err)
 	var names []string
 	for _, x := range s.Figures[0].Series {
 		names = append(names, x.Name)
 	}
-	require.Equal(t, []string{"helios gpu-cache 5%", "helios gpu-cache 10% no-eval",
-		"helios gpu-cache 10%"}, names)
+	require.Equal(t, []string{"helios gpu-cache 5%, training",
+		"helios gpu-cache 10% no-eval, training", "helios gpu-cache 10%, training"}, names)
 }
 
 // Settled arguments tell the same, however they were typed.
@@ -203,12 +245,12 @@ func TestArgumentsBeforeTheCommand(t *testing.T) {
 		s.Command, s.arguments = []string{"heliosctl", "train", "--residual", "g"}, arguments
 		return s
 	}
-	s, err := train([]*Source{of("train", "--residual=true", "--metrics=:1", "--seed=1", "--", "g"),
+	s, _, err := train([]*Source{of("train", "--residual=true", "--metrics=:1", "--seed=1", "--", "g"),
 		of("train", "--residual=true", "--seed=2", "--rank-timeout=1s", "--", "g"),
 		of("train", "--seed=2", "--", "g")})
 	require.NoError(t, err)
 	require.Len(t, s.Figures[0].Series, 2)
-	require.Equal(t, "helios residual true", s.Figures[0].Series[0].Name)
+	require.Equal(t, "helios residual true, training", s.Figures[0].Series[0].Name)
 }
 
 // A run that went on is one run by the flags that it went on with, and is as whole as its end.
@@ -277,7 +319,7 @@ func TestComparison(t *testing.T) {
 	require.Equal(t, []part{{"train", 0.5}}, s.Figures[1].Bars[0].Parts)
 	require.Equal(t, []point{single(1, 2), single(2, 1)}, s.Figures[3].Series[0].Points)
 	require.Contains(t, s.Note, "Modelled")
-	require.Contains(t, s.Note, "a note.")
+	require.Contains(t, s.Note, "A note.")
 	require.Contains(t, s.Figures[0].Note, "whiskers")
 	require.Equal(t, "1", s.Tables[0].Rows[0][2], "a ratio of one value has no span")
 	require.Equal(t, "2 (1–3)", span{2, 1, 3}.text())
@@ -388,7 +430,7 @@ func TestBadFiles(t *testing.T) {
 	cut, err := Read(strings.NewReader("{\"event\":\"epoch\",\"epoch\":1}\n{\"event\":\"ep"), "cut")
 	require.NoError(t, err)
 	require.Contains(t, page(t, cut), "its last line is cut off")
-	_, err = train([]*Source{read(t, "odd", `{"event":"epoch","epoch":"one"}`)})
+	_, _, err = train([]*Source{read(t, "odd", `{"event":"epoch","epoch":"one"}`)})
 	require.ErrorContains(t, err, `odd: an event "epoch"`)
 	require.ErrorContains(t, Write(&strings.Builder{}, []*Source{read(t, "b",
 		`{"event":"begin","verb":"train"}`, `{"event":"end"}`)}[:0], "v"), "no results")

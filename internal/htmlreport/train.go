@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"helios/internal/metrics"
+	"helios/internal/units"
 )
 
 // epoch holds the fields of an event of that name that a figure needs.
@@ -25,6 +26,9 @@ type epoch struct {
 	Bytes   float64            `json:"bytes_ssd"`
 	Stages  map[string]float64 `json:"stage_seconds"`
 	CPU     *cpuUse            `json:"cpu"`
+	// Of the best epoch, by whose parameters the run was tested.
+	test        *float64
+	testMetrics *metrics.Report
 }
 
 // cpuUse is the processor time of an epoch, where the run accounted for it.
@@ -49,14 +53,16 @@ type trained struct {
 
 // trainResult is the result of a run that came to its end.
 type trainResult struct {
-	Epochs []epoch  `json:"epochs"`
-	Mode   string   `json:"mode"`
-	Model  string   `json:"model"`
-	Seed   uint64   `json:"seed"`
-	Metric string   `json:"metric"`
-	Test   *float64 `json:"test_acc"`
-	Params string   `json:"params_sha256"`
-	Peak   int64    `json:"peak_memory_bytes"`
+	Epochs  []epoch  `json:"epochs"`
+	Mode    string   `json:"mode"`
+	Model   string   `json:"model"`
+	Dataset string   `json:"dataset"`
+	Seed    uint64   `json:"seed"`
+	Metric  string   `json:"metric"`
+	Best    int      `json:"best_epoch"`
+	Test    *float64 `json:"test_acc"`
+	Params  string   `json:"params_sha256"`
+	Peak    int64    `json:"peak_memory_bytes"`
 	// Metrics are those of the test.
 	Metrics *metrics.Report `json:"test_metrics"`
 }
@@ -67,32 +73,40 @@ type experiment struct {
 	runs []trained
 }
 
-// train digests the runs of training among sources.
-func train(sources []*Source) (section, error) {
-	var runs []trained
+// readRuns reads the runs of training among sources.
+func readRuns(sources []*Source) (runs []trained, err error) {
 	for _, s := range sources {
-		if s.Verb != "train" && !(s.Verb == "" && s.has("epoch")) {
-			continue
-		}
-		if s.has("seed") {
-			if err := each(s, "seed", func(r trainResult) {
-				runs = append(runs, trained{s, r.Epochs, r})
-			}); err != nil {
-				return section{}, err
-			}
+		if s.Verb != "train" {
 			continue
 		}
 		t := trained{s: s}
-		if err := each(s, "epoch", func(e epoch) { t.epochs = append(t.epochs, e) }); err != nil {
-			return section{}, err
+		err := each(s, "epoch", func(e epoch) { t.epochs = append(t.epochs, e) })
+		if s.has("seed") {
+			err = each(s, "seed", func(r trainResult) { runs = append(runs, trained{s, r.Epochs, r}) })
+		} else if err == nil {
+			err = each(s, "result", func(r trainResult) { t.result = r })
+			runs = append(runs, t)
 		}
-		if err := each(s, "result", func(r trainResult) { t.result = r }); err != nil {
-			return section{}, err
+		if err != nil {
+			return nil, err
 		}
-		runs = append(runs, t)
 	}
-	if len(runs) == 0 {
-		return section{}, nil
+	for _, r := range runs {
+		r.s.Dataset = cmp.Or(r.s.Dataset, r.result.Dataset)
+		for i := range r.epochs {
+			if e := &r.epochs[i]; e.Epoch == r.result.Best {
+				e.test, e.testMetrics = r.result.Test, r.result.Metrics
+			}
+		}
+	}
+	return runs, nil
+}
+
+// train digests the runs of training: how they went, and how they were tested.
+func train(sources []*Source) (how, tested section, err error) {
+	runs, err := readRuns(sources)
+	if err != nil || len(runs) == 0 {
+		return how, tested, err
 	}
 	all := experiments(runs)
 	out := section{Title: "Training"}
@@ -101,64 +115,71 @@ func train(sources []*Source) (section, error) {
 	}) {
 		out.Title += " on " + on
 	}
-	line := func(title, y string, share bool, of func(e epoch) (float64, bool)) *figure {
+	out.curves(all, runs)
+	out.Figures = append(out.Figures, stages(all), rows(all), processors(all))
+	out.Tables = append(out.Tables, trainTable(all))
+	out.Tables = append(out.Tables, processorTables(all)...)
+	return out, tests(all), nil
+}
+
+// Values of epochs in training, in validation and in the test; nil functions have none.
+type splits [3]func(e epoch) (float64, bool)
+
+var splitNames = [3]string{"training", "validation", "test"}
+
+// curves draws figures over the epochs: an experiment has a colour, a split a dash.
+func (out *section) curves(all []experiment, runs []trained) {
+	line := func(title, y string, share bool, of splits) {
 		f := figure{Kind: kindLines, Title: title, X: axis{Label: "epoch", Whole: true},
 			Y: axis{Label: y, Share: share}}
-		f.addSeries(all, "", of)
-		if len(f.Series) > 0 {
-			out.Figures = append(out.Figures, f)
-			return &out.Figures[len(out.Figures)-1]
+		for k, value := range of {
+			if value != nil {
+				f.addSplit(all, k, of[1] != nil, value)
+			}
 		}
-		return nil
-	}
-	loss := line("Loss by epoch", "mean loss", false,
-		func(e epoch) (float64, bool) { return e.Loss, e.Loss != 0 })
-	if loss != nil {
-		loss.addSeries(all, ", validation", func(e epoch) (float64, bool) { return given(e.ValLoss) })
-	}
-	accuracy := line("Accuracy by epoch", "accuracy", true,
-		func(e epoch) (float64, bool) { return given(e.Val) })
-	if accuracy != nil {
-		for i := range accuracy.Series {
-			accuracy.Series[i].Name += ", validation"
+		if len(f.Series) == 0 {
+			return
 		}
-		accuracy.addSeries(all, ", training",
-			func(e epoch) (float64, bool) { return e.Train, e.Train != 0 })
+		for _, x := range all {
+			if len(x.runs) > 1 {
+				f.Note = "Lines are medians over the seeds, bands go from the least to the most."
+			}
+		}
+		out.Figures = append(out.Figures, f)
 	}
+	line("Loss by epoch", "mean loss", false, splits{
+		func(e epoch) (float64, bool) { return e.Loss, e.Loss != 0 },
+		func(e epoch) (float64, bool) { return given(e.ValLoss) }})
+	line("Accuracy by epoch", "accuracy", true, splits{
+		func(e epoch) (float64, bool) { return e.Train, e.Train != 0 },
+		func(e epoch) (float64, bool) { return given(e.Val) },
+		func(e epoch) (float64, bool) { return given(e.test) }})
 	for _, m := range metrics.All[1:] {
-		chosen := func(r trained) bool { return r.result.Metric == m.Name }
-		if !slices.ContainsFunc(runs, chosen) {
+		if !slices.ContainsFunc(runs, func(r trained) bool { return r.result.Metric == m.Name }) {
 			continue
 		}
-		line(m.Name+" by epoch", m.Name+" of validation", false, func(e epoch) (float64, bool) {
+		line(m.Name+" by epoch", m.Name, false, splits{nil, func(e epoch) (float64, bool) {
 			if e.Metrics == nil {
 				return 0, false
 			}
 			return given(m.Of(e.Metrics))
-		})
+		}, func(e epoch) (float64, bool) {
+			if e.testMetrics == nil {
+				return 0, false
+			}
+			return given(m.Of(&e.testMetrics.Summary))
+		}})
 	}
 	if rates := epochsOf(runs); slices.ContainsFunc(rates, func(e epoch) bool {
 		return e.LR != rates[0].LR
 	}) {
 		line("Learning rate by epoch", "learning rate of the last step", false,
-			func(e epoch) (float64, bool) { return e.LR, e.LR != 0 })
+			splits{func(e epoch) (float64, bool) { return e.LR, e.LR != 0 }})
 	}
 	line("Gradients by epoch", "mean norm of a step's gradient", false,
-		func(e epoch) (float64, bool) { return given(e.Norm) })
-	line("Time by epoch", "seconds", false, func(e epoch) (float64, bool) { return e.Seconds, true })
-	for i := range out.Figures {
-		for _, x := range all {
-			if len(x.runs) > 1 {
-				out.Figures[i].Note = "Lines are medians over the seeds, bands go from the least to the most."
-			}
-		}
-	}
-	out.Figures = append(out.Figures, testFigures(all)...)
-	out.Figures = append(out.Figures, stages(all), rows(all), processors(all))
-	out.Tables = append(out.Tables, trainTable(all))
-	out.Tables = append(out.Tables, metricTables(all)...)
-	out.Tables = append(out.Tables, processorTables(all)...)
-	return out, nil
+		splits{func(e epoch) (float64, bool) { return given(e.Norm) }})
+	line("Time by epoch", "seconds", false,
+		splits{func(e epoch) (float64, bool) { return e.Seconds, true }})
 }
 
 // given is a figure that may be absent.
@@ -176,13 +197,21 @@ func epochsOf(runs []trained) (all []epoch) {
 	return all
 }
 
-// addSeries adds a line for each experiment that has values.
-func (f *figure) addSeries(all []experiment, of string, value func(e epoch) (float64, bool)) {
-	for _, x := range all {
-		if s := x.byEpoch(value); len(s.Points) > 0 {
-			s.Name += of
-			f.Series = append(f.Series, s)
+// addSplit adds a line for each experiment that has values of a split; the test's are marks alone.
+func (f *figure) addSplit(all []experiment, split int, named bool,
+	value func(e epoch) (float64, bool)) {
+	for i, x := range all {
+		s := x.byEpoch(value)
+		if len(s.Points) == 0 {
+			continue
 		}
+		if s.Hue, s.Dash, s.Marks = i, split, split == 2; len(all) == 1 {
+			s.Hue = split
+		}
+		if named {
+			s.Name += ", " + splitNames[split]
+		}
+		f.Series = append(f.Series, s)
 	}
 }
 
@@ -408,7 +437,7 @@ func tiers(gpu, cpu, ssd float64) []part {
 }
 
 func trainTable(all []experiment) table {
-	t := table{Title: "Runs", Head: []string{"run", "seed", "epochs", "s/epoch", "last loss",
+	t := table{Title: "Runs", Head: []string{"run", "seed", "epochs", "time of one", "last loss",
 		"best validation", "test", "from SSD/epoch", "peak memory", "parameters"}}
 	for _, x := range all {
 		for _, r := range x.runs {
@@ -430,7 +459,7 @@ func trainTable(all []experiment) table {
 			each, read := "–", "–"
 			if len(later) > 0 {
 				_, mid, _ := spread(seconds)
-				each = decimal(mid)
+				each = units.FormatSeconds(mid)
 				_, mid, _ = spread(bytes)
 				read = size(mid)
 			}

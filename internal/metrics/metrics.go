@@ -136,6 +136,7 @@ const MaxCurves = 10
 // Class has the figures of a class against all others. A figure is absent where it divides by 0.
 type Class struct {
 	Class            int      `json:"class"`
+	Name             string   `json:"name,omitempty"`
 	Nodes            int64    `json:"nodes"` // that have it as label
 	Precision        *float64 `json:"precision,omitempty"`
 	Recall           *float64 `json:"recall,omitempty"`

@@ -20,7 +20,8 @@ import (
 // learns them.
 type Targets struct {
 	Kind    metrics.Target
-	Columns int // outputs of a model: one for each class, label or number
+	Columns int      // outputs of a model: one for each class, label or number
+	Names   []string // theirs, as far as the dataset has them
 	Fit
 
 	classes []int32   // -1: none
@@ -51,7 +52,7 @@ func TargetOf(d *dataset.Dataset) metrics.Target {
 
 // ReadTargets reads the targets of a dataset's task.
 func ReadTargets(d *dataset.Dataset) (t *Targets, err error) {
-	t = &Targets{Kind: TargetOf(d), Columns: d.Meta.Classes}
+	t = &Targets{Kind: TargetOf(d), Columns: d.Meta.Classes, Names: d.Meta.ClassNames}
 	switch t.Kind {
 	case metrics.Labels:
 		t.labels, err = d.TaskMultiLabels(0)

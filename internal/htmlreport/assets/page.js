@@ -12,7 +12,6 @@
 	const limitDashes = ["1 4", "10 4", "10 4 1 4", "4 4"];
 	const symbols = ["circle", "square", "triangle", "diamond", "cross", "star", "wye", "times"];
 	const colour = (i) => `var(--c${(i % 8) + 1})`;
-	const dash = (i) => dashes[i % dashes.length];
 
 	function format(axis) {
 		if (axis.share) {
@@ -22,17 +21,35 @@
 			v.toExponential(2) : String(Math.abs(v) >= 1e4 ? Math.round(v) : +v.toPrecision(4)));
 	}
 
+	// The marks of a series: a line through points, and symbols at some.
+	function line(s, points, some, dim) {
+		const stroke = s.limit ? "var(--limit)" : colour(s.hue);
+		const marks = [];
+		if (!s.marks) {
+			marks.push(Plot.line(points, {...dim, stroke, strokeWidth: s.limit ? 2.5 : 2, clip: s.limit,
+				strokeDasharray: (s.limit ? limitDashes : dashes)[s.dash % 4]}));
+		}
+		if (!s.limit) {
+			marks.push(Plot.dot(some, {...dim, fill: stroke, r: s.marks ? 5 : 3.5,
+				symbol: s.marks && s.dash === 2 ? "star" : symbols[s.hue % symbols.length]}));
+		}
+		return marks;
+	}
+
 	function legend(entries) {
 		const list = document.createElement("ul");
 		list.className = "legend";
 		for (const e of entries) {
 			const item = document.createElement("li");
-			const mark = e.area ?
-				`<rect width="14" height="12" fill="${e.colour}"/>` :
-				`<line x2="26" y1="6" y2="6" stroke="${e.colour}" stroke-width="2"` +
-				(e.dash ? ` stroke-dasharray="${e.dash}"` : "") + "/>";
-			item.innerHTML =
-				`<svg width="${e.area ? 14 : 26}" height="12" aria-hidden="true">${mark}</svg>`;
+			if (e.series) {
+				item.append(Plot.plot({width: 30, height: 12, margin: 0, axis: null,
+					x: {domain: [0, 30]}, y: {domain: [0, 12]},
+					marks: line(e.series, [[0, 6], [30, 6]], [[15, 6]], {})}));
+			} else {
+				item.innerHTML = '<svg width="14" height="12">' +
+					`<rect width="14" height="12" fill="${e.colour}"/></svg>`;
+			}
+			item.firstChild.setAttribute("aria-hidden", "true");
 			item.append(e.name);
 			list.append(item);
 		}
@@ -40,27 +57,17 @@
 	}
 
 	function lines(f, width) {
-		const marks = [], entries = [];
+		const marks = [];
 		const x = format(f.x), y = format(f.y);
-		let shown = 0, limits = 0;
 		for (const s of f.series) {
-			const i = s.limit ? limits++ : shown++;
-			const stroke = s.limit ? "var(--limit)" : colour(i);
-			const strokeDasharray = s.limit ? limitDashes[i % limitDashes.length] : dash(i);
-			if (s.points.some((p) => p.lo !== p.hi)) {
-				marks.push(Plot.areaY(s.points, {x: "x", y1: "lo", y2: "hi", fill: stroke,
+			if (s.points.some((p) => p.lo !== p.hi) && !s.marks) {
+				marks.push(Plot.areaY(s.points, {x: "x", y1: "lo", y2: "hi", fill: colour(s.hue),
 					fillOpacity: 0.18}));
 			}
-			if (!s.marks) {
-				marks.push(Plot.line(s.points, {x: "x", y: "y", stroke, strokeWidth: s.limit ? 2.5 : 2,
-					strokeDasharray, clip: s.limit}));
-			}
-			if (!s.limit && s.points.length <= 40) {
-				marks.push(Plot.dot(s.points, {x: "x", y: "y", fill: stroke, r: s.marks ? 5 : 3.5,
-					symbol: symbols[i % symbols.length]}));
-			}
-			entries.push({name: s.name, colour: stroke, dash: strokeDasharray, area: s.marks});
+			const step = Math.ceil(s.points.length / 20);
+			marks.push(...line(s, s.points, s.points.filter((_, i) => i % step === 0), {x: "x", y: "y"}));
 		}
+		const entries = f.series.map((series) => ({name: series.name, series}));
 		const all = f.series.flatMap((s) => s.points.map((p) => ({...p, name: s.name})));
 		marks.push(Plot.tip(all, Plot.pointer({x: "x", y: "y", title: (p) =>
 			`${p.name}\n${f.x.label}: ${x(p.x)}\n${f.y.label}: ${y(p.y)}` +
@@ -124,7 +131,7 @@
 					at += p.value;
 				}
 			}
-			parts.forEach((p) => entries.push({name: p, colour: colour(f.hues[p]), area: true}));
+			parts.forEach((p) => entries.push({name: p, colour: colour(f.hues[p])}));
 		} else {
 			for (const b of f.bars) {
 				rows.push({bar: b.name, name: b.name, x1: 0, x2: b.value, value: b.value,
@@ -152,7 +159,7 @@
 				ticks: f.x.share ? (wide ? 5 : 3) : wide ? 8 : 4},
 			y, color: {type: "identity"}, marks});
 		if (rows.some((r) => r.limit)) {
-			entries.push({name: "reached", colour: colour(0), area: true},
+			entries.push({name: "reached", colour: colour(0)},
 				{name: "limit", colour: "var(--limit)"});
 		}
 		return [entries.length > 0 ? legend(entries) : null, plot, rows.map((r) => ({
@@ -255,6 +262,7 @@
 	});
 	window.addEventListener("beforeprint", () => draw(true));
 	window.addEventListener("afterprint", () => draw(false));
+	window.addEventListener("figures", () => draw(false)); // that are others, on a live page
 	root.dataset.state = failures.length > 0 ? "failed" : "ready";
 	root.dataset.failures = failures.join("; ");
 	root.dataset.overflow = String(Math.max(0, root.scrollWidth - root.clientWidth));
