@@ -746,6 +746,7 @@ func (e *async) statsLocked() Stats {
 		st.Resets += per.Resets
 		st.PerSSD = append(st.PerSSD, per)
 	}
+	st.PerSSD = MergeSSDs(st.PerSSD)
 	return st
 }
 

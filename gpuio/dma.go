@@ -91,7 +91,11 @@ func (c *dmaCache) find(b cuda.Buffer) (*dmaMapping, error) {
 	if err := c.evict(m); err != nil {
 		return nil, err
 	}
-	for _, s := range c.ssds {
+	for i, s := range c.ssds {
+		if first := firstOf(c.ssds, i); first < i {
+			m.iovas = append(m.iovas, m.iovas[first])
+			continue
+		}
 		iova, err := s.Ctrl.MapWindow(mem)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("nvme %s: map %s for DMA: %w", s.name(), b.Purpose(),
@@ -175,8 +179,12 @@ func (c *dmaCache) mapPeer(m *dmaMapping, backed int64) error {
 		}
 	}
 	fd, off := m.peer.DMABuf()
-	for _, s := range c.ssds {
+	for i, s := range c.ssds {
 		var iova nvme.IOVA
+		if first := firstOf(c.ssds, i); first < i {
+			m.iovas = append(m.iovas, m.iovas[first])
+			continue
+		}
 		if m.grows != nil {
 			iova, err = s.Ctrl.MapPeerWindow(mem)
 		} else {
@@ -246,7 +254,9 @@ func (c *dmaCache) drop(m *dmaMapping) error {
 func (c *dmaCache) unmap(m *dmaMapping) error {
 	var err error
 	for s, iova := range m.iovas {
-		err = errors.Join(err, c.ssds[s].Ctrl.UnmapDMA(iova, m.size))
+		if firstOf(c.ssds, s) == s {
+			err = errors.Join(err, c.ssds[s].Ctrl.UnmapDMA(iova, m.size))
+		}
 	}
 	m.iovas = nil
 	// else an SSD may still write there: its device keeps mapped memory

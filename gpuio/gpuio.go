@@ -17,6 +17,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"helios/cuda"
@@ -24,7 +25,8 @@ import (
 	"helios/nvme"
 )
 
-// SSD is one drive of a striped set.
+// SSD is the drive of one stripe. A drive with several stripes of a set is listed once for each, with
+// one controller; Distinct lists it once.
 type SSD struct {
 	Ctrl *nvme.Controller
 	Name string // for errors; defaults to the controller's name
@@ -43,6 +45,23 @@ func (s *SSD) name() string {
 		return s.Name
 	}
 	return s.Ctrl.Name()
+}
+
+// Distinct lists each drive once, in the order of their first stripes.
+func Distinct(ssds []*SSD) (out []*SSD) {
+	for i, s := range ssds {
+		if firstOf(ssds, i) == i {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// firstOf returns the first stripe that is on the drive of stripe i.
+func firstOf(ssds []*SSD, i int) int {
+	return slices.IndexFunc(ssds, func(o *SSD) bool {
+		return o == ssds[i] || o.Ctrl == ssds[i].Ctrl && o.Ctrl != nil
+	})
 }
 
 // ReadSet is a set of rows to read, bucketed by SSD: Rows[SSDOffset[s]:SSDOffset[s+1]] must all
@@ -136,6 +155,31 @@ type SSDStats struct {
 	Resets    int64  // of the controller
 	Foreign   int64  // completions that named no command in flight
 	GivenUp   string // why the SSD is not used any more; "": it is
+}
+
+// MergeSSDs adds up the shares of one SSD, by its name.
+func MergeSSDs(all []SSDStats) (out []SSDStats) {
+	for _, y := range all {
+		i := slices.IndexFunc(out, func(x SSDStats) bool { return x.Name == y.Name })
+		if i < 0 {
+			out = append(out, y)
+			continue
+		}
+		x := &out[i]
+		x.Commands += y.Commands
+		x.Bytes += y.Bytes
+		x.Errors += y.Errors
+		x.Timeouts += y.Timeouts
+		x.Retries += y.Retries
+		x.Aborts += y.Aborts
+		x.Recreated += y.Recreated
+		x.Resets += y.Resets
+		x.Foreign += y.Foreign
+		if y.GivenUp != "" {
+			x.GivenUp = y.GivenUp
+		}
+	}
+	return out
 }
 
 // TimeoutError is a command that did not complete in time, also after Abort, a new queue pair

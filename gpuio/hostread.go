@@ -614,6 +614,7 @@ func (r *hostReader) Stats() Stats {
 			SSDStats{Name: d.name(), Commands: r.perSSD[s].commands.Load(),
 				Bytes: r.perSSD[s].bytes.Load()})
 	}
+	st.PerSSD = MergeSSDs(st.PerSSD)
 	return st
 }
 

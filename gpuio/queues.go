@@ -68,14 +68,19 @@ func (e *queueSet) queues() int { return len(e.ssds) * e.perSSD }
 
 func (e *queueSet) queue(g int) *queueState { return at[queueState](e.queueBuf.Ptr(), g) }
 
-// pairLimit is the number of queue pairs of an SSD for a reader that asks for so many, or with 0
-// for what it needs.
-func pairLimit(s *SSD, asked int) int {
-	limit := s.Ctrl.MaxQueuePairs()
+// pairLimit is the number of queue pairs of stripe i for a reader that asks for so many, or with 0
+// for what it needs. The stripes of one SSD share its queue pairs.
+func pairLimit(ssds []*SSD, i, asked int) int {
+	limit, stripes := ssds[i].Ctrl.MaxQueuePairs(), 0
 	if asked == 0 && limit > 1 {
 		limit-- // leaves one for Bulk
 	}
-	return limit
+	for _, s := range ssds {
+		if s.Ctrl == ssds[i].Ctrl {
+			stripes++
+		}
+	}
+	return limit / stripes
 }
 
 // commandsPerQueue is the number of commands in an SSD's queue: a ring keeps one entry free.
@@ -84,8 +89,8 @@ func commandsPerQueue(s *SSD) int { return min(maxCommands, s.Ctrl.MaxQueueEntri
 // FitDepth lowers a depth that nobody asked for to what each of the SSDs takes on its queue pairs:
 // on so many, or with 0 on all but the one that loads use.
 func FitDepth(ssds []*SSD, queuePairs, depth int) int {
-	for _, s := range ssds {
-		pairs := pairLimit(s, queuePairs)
+	for i, s := range ssds {
+		pairs := max(pairLimit(ssds, i, queuePairs), 1)
 		if queuePairs > 0 {
 			pairs = min(pairs, queuePairs)
 		}
@@ -131,15 +136,18 @@ func (e *queueSet) choosePairs() (active, perBlock int, err error) {
 	if e.perSSD = min(asked, e.opt.Depth); asked == 0 {
 		// A queue below a warp's worth of reads rings and wakes more often than it needs to.
 		least, most := 1, max(e.opt.Depth/warp, 1)
-		for _, s := range e.ssds {
+		for i, s := range e.ssds {
 			least = max(least, pairsFor(e.opt.Depth, commandsPerQueue(s)))
-			most = min(most, pairLimit(s, 0))
+			most = min(most, pairLimit(e.ssds, i, 0))
 		}
 		e.perSSD = EvenPairs(len(e.ssds), active, least, most)
 	}
-	for _, s := range e.ssds {
-		limit, bound := pairLimit(s, asked), commandsPerQueue(s)
+	for i, s := range e.ssds {
+		limit, bound := pairLimit(e.ssds, i, asked), commandsPerQueue(s)
 		switch {
+		case limit < 1:
+			return 0, 0, errs.New(errs.Capability,
+				"%s has fewer queue pairs than stripes of the dataset; load it onto SSDs of one size", s.name())
 		case e.perSSD > limit && asked != 0:
 			return 0, 0, errs.New(errs.Usage,
 				"%d queue pairs per SSD: %s has %d; ask for at most that", asked, s.name(), limit)

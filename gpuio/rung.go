@@ -168,7 +168,7 @@ func ChooseRung(dev cuda.Device, ssds []*SSD, want string) (*Memory, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), proveLimit)
 	defer cancel()
-	p, err := newProver(ctx, dev, ssds)
+	p, err := newProver(ctx, dev, Distinct(ssds))
 	if err != nil {
 		return nil, fmt.Errorf("memory ladder: what the SSDs hold: %w", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"hash/crc32"
+	"slices"
 	"sort"
 	"strings"
 
@@ -35,7 +36,7 @@ func Attach(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD) (gpuio.L
 // Attached is a dataset as it is on SSDs.
 type Attached struct {
 	Layout  gpuio.Layout
-	SSDs    []*gpuio.SSD // by stripe
+	SSDs    []*gpuio.SSD // by stripe: one that has several is there for each
 	RowType rowtype.Type // of the rows there: Layout.RowBytes is their size
 	// Unchecked is the reason that rows are not compared with checksums unless that is asked for;
 	// "": all have one, of what was stored.
@@ -198,6 +199,7 @@ func findStripes(ctx context.Context, d *dataset.Dataset, ts []*target,
 func (s *search) sort(d *dataset.Dataset, t *target, all []held,
 	note func(format string, a ...any)) {
 	var others []string
+	ours := false
 	for _, h := range all {
 		switch {
 		case h.err != nil:
@@ -215,8 +217,11 @@ func (s *search) sort(d *dataset.Dataset, t *target, all []held,
 				note("ssd %s: %s", t.name, h.note)
 			}
 			s.found = append(s.found, stripe{h.t, h.sb})
-			return // what else is there disturbs nobody
+			ours = true
 		}
+	}
+	if ours { // what else is there disturbs nobody
+		return
 	}
 	s.foreign = s.foreign || len(others) > 0
 	s.others = append(s.others, others...)
@@ -341,6 +346,16 @@ func wholeSet(d *dataset.Dataset, found []stripe) (set, left []stripe) {
 	return set, left
 }
 
+// namesOf names each SSD once.
+func namesOf(ts []*target) (names []string) {
+	for _, t := range ts {
+		if !slices.Contains(names, t.name) {
+			names = append(names, t.name)
+		}
+	}
+	return names
+}
+
 // ofLoad are those of the stripes that a load has written together.
 func ofLoad(found []stripe, sb *Superblock) (of []stripe) {
 	for _, f := range found {
@@ -354,12 +369,9 @@ func ofLoad(found []stripe, sb *Superblock) (of []stripe) {
 
 // onto names the SSDs of a load where they are not all that there are.
 func onto(ts []*target, of []stripe) string {
-	if len(of) == len(ts) || len(of) != of[0].sb.StripeCount {
+	names := namesOf(targetsIn(of))
+	if len(names) == len(ts) || len(of) != of[0].sb.StripeCount {
 		return ""
-	}
-	names := make([]string, len(of))
-	for i, s := range of {
-		names[i] = s.t.name
 	}
 	return " " + errs.Key("ssds").Flag() + " " + strings.Join(names, ",")
 }

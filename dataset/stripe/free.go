@@ -20,12 +20,13 @@ func (t *target) forceName() string {
 	return t.name
 }
 
-// room is the place of a load on an SSD.
+// room is what a load finds on an SSD.
 type room struct {
-	t      *target // with the slot of its superblock
-	c      copies  // of that slot
-	all    []held  // what the SSD holds
-	shared bool    // with other datasets, which stay
+	t      *target
+	c      copies // of the slot of t
+	all    []held // what the SSD holds; nil: all that is there may go
+	ours   []held // of these the dataset's own, as it is or was before imports added to it
+	shared bool   // with other datasets, which stay
 }
 
 // checkFree refuses a device that holds something which is not a dataset, unless force names it. A
@@ -59,10 +60,9 @@ func (t *target) checkFree(ctx context.Context, d *dataset.Dataset, force string
 	if r.all, err = t.contents(ctx); err != nil {
 		return r, err
 	}
-	first := r.c
-	what, ours := r.choose(d)
+	what, its := r.choose(d)
 	if what == "" {
-		what, err = t.content(ctx, &first, ours)
+		what, err = t.content(ctx, &r.c, its)
 	}
 	if err == nil && what != "" {
 		err = errs.New(errs.Refused,
@@ -93,58 +93,61 @@ func isOurs(d *dataset.Dataset, sb *Superblock) bool {
 	return sb.UUID == d.UUID() || d.Meta.Source.WasOnce(sb.UUID.String())
 }
 
-// choose gives the dataset a slot. what names something that it must not be loaded over or beside;
-// ours: the superblocks are all Helios's.
-func (r *room) choose(d *dataset.Dataset) (what string, ours bool) {
-	slot, used := -1, map[int]bool{} // those that are not free
-	first := &r.all[0]
+// choose finds the dataset's own superblocks. what names something that it must not be loaded over
+// or beside; its: the superblocks are all Helios's.
+func (r *room) choose(d *dataset.Dataset) (what string, its bool) {
+	first, slots := &r.all[0], 0
+	exact := slices.ContainsFunc(r.all, func(h held) bool {
+		return h.there() && h.sb.UUID == d.UUID()
+	})
 	for i := range r.all {
 		h := &r.all[i]
-		used[h.t.slot] = h.err != nil || h.there()
+		if h.takesSlot() {
+			slots++
+		}
 		switch {
 		case h.err != nil:
 			r.shared = r.shared || h.t.slot > 0
 		case !h.there():
 		case h.sb.computed() && h.sb.UUID != d.UUID():
 			return fmt.Sprintf("dataset %q, which it computes", h.sb.Name), true
-		case h.sb.UUID == d.UUID(), slot < 0 && isOurs(d, &h.sb):
-			slot = h.t.slot
+		case h.sb.UUID == d.UUID(), !exact && isOurs(d, &h.sb):
+			r.ours = append(r.ours, *h)
 		default:
 			r.shared = true
 		}
 	}
-	if !r.shared && slot < 1 {
+	if !r.shared && (len(r.ours) == 0 || r.ours[0].t.slot == 0) {
 		if first.err == nil && !first.there() {
 			return "", true
 		}
-		return r.c.holds(d)
+		if what, its = r.c.holds(d); what != "" || len(r.ours) < 2 {
+			return what, its
+		}
 	}
 	for i := range r.all {
-		h := &r.all[i]
-		if h.err != nil {
+		if h := &r.all[i]; h.err != nil {
 			return fmt.Sprintf("something like a dataset (superblock of slot %d: %v)", h.t.slot,
 				h.err), true
 		}
-		if pages := h.sb.Pages.String(); pages != "" && h.t.slot == slot {
+	}
+	for i := range r.ours {
+		if pages := r.ours[i].sb.Pages.String(); pages != "" {
 			return pages + " beside the rows of this dataset", true
 		}
 	}
-	for s := 0; slot < 0 && s < maxDatasets; s++ {
-		if !used[s] {
-			slot = s
-		}
-	}
-	if slot < 0 {
+	if len(r.ours) == 0 && slots == maxDatasets {
 		return fmt.Sprintf("%d datasets, and has room for no more (\"heliosctl unload\" frees it)",
 			maxDatasets), true
 	}
-	r.t, r.c = r.t.inSlot(slot), copies{err: [2]error{ErrNoSuperblock, ErrNoSuperblock}}
-	for i := range r.all {
-		if h := &r.all[i]; h.t.slot == slot {
-			r.c = h.c
-		}
-	}
 	return "", true
+}
+
+// others are the superblocks of other datasets.
+func (r *room) others() []held {
+	return slices.DeleteFunc(slices.Clone(r.all), func(h held) bool {
+		return slices.ContainsFunc(r.ours, func(o held) bool { return o.t.slot == h.t.slot })
+	})
 }
 
 // holds names what the superblocks say is there and is not this dataset's rows alone; "": nothing.

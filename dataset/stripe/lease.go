@@ -9,6 +9,7 @@ import (
 	"hash/crc32"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -206,7 +207,8 @@ type leased struct {
 // others need all queue pairs.
 func (a *Attached) Hold(ctx context.Context, note func(string)) (*Lease, error) {
 	var out []*leased
-	for i, s := range a.SSDs {
+	for _, s := range gpuio.Distinct(a.SSDs) { // a load writes all stripes of an SSD, or none
+		i := slices.Index(a.SSDs, s)
 		x := visited(s)
 		x.loads, x.place, x.mine.Dataset = a.loads, a.slots[i], a.uuid
 		out = append(out, x)
@@ -243,9 +245,12 @@ func visited(s *gpuio.SSD) *leased {
 }
 
 // holdToWrite is Hold for who writes a dataset, or with uuid.Nil any, to open SSDs: what another
-// process writes, or reads of it, is refused.
+// process writes, or reads of it, is refused. Of targets on one SSD one counts.
 func holdToWrite(ctx context.Context, ts []*target, dataset uuid.UUID, note func(string)) (*Lease,
 	error) {
+	ts = slices.CompactFunc(slices.SortedFunc(slices.Values(ts), func(a, b *target) int {
+		return strings.Compare(a.name, b.name)
+	}), func(a, b *target) bool { return a.name == b.name })
 	return holdEach(ctx, ts, func(int) uuid.UUID { return dataset }, note)
 }
 

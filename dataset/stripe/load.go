@@ -19,7 +19,6 @@ import (
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/rowtype"
-	"helios/internal/units"
 	"helios/internal/work"
 	"helios/nvme"
 )
@@ -54,6 +53,7 @@ type LoadOptions struct {
 // LoadReport counts the bytes that a load wrote.
 type LoadReport struct {
 	SSDs       int    `json:"ssds"`
+	Stripes    int    `json:"stripes"` // more than SSDs where larger ones have several
 	Rows       int64  `json:"rows"`
 	RowDType   string `json:"row_dtype"` // of the rows on the SSDs
 	RowBytes   int    `json:"row_bytes"`
@@ -133,32 +133,32 @@ func load(ctx context.Context, d *dataset.Dataset, ts []*target, o LoadOptions) 
 	if err := checkTargets(ts); err != nil {
 		return LoadReport{}, err
 	}
-	w, r, err := newLoader(d, ts, o)
+	w, err := newLoader(d, ts, o)
 	if err != nil {
 		return LoadReport{}, err
 	}
-	found, err := checkAllFree(ctx, d, ts, o.Force)
-	if err != nil {
+	if w.rooms, err = checkAllFree(ctx, d, ts, o.Force); err != nil {
 		return LoadReport{}, err
 	}
-	r.Extents = nil
-	for i := range found {
-		if err := w.place(i, &found[i], &r); err != nil {
-			return LoadReport{}, err
-		}
+	if w.places, err = w.choosePlaces(w.rooms); err != nil {
+		return LoadReport{}, err
+	}
+	r, err := w.layOut()
+	if err != nil {
+		return LoadReport{}, err
 	}
 	if o.shared {
-		if w.lease, err = holdEach(ctx, w.ts, w.scope, o.Note); err != nil {
+		if w.lease, err = holdEach(ctx, ts, w.scope, o.Note); err != nil {
 			return LoadReport{}, fmt.Errorf("load of %s: %w", d.Dir(), err)
 		}
 		defer func() { err = errors.Join(err, w.lease.Close()) }()
-		for i := range found {
-			if err := found[i].same(ctx); err != nil {
+		for i := range w.rooms {
+			if err := w.rooms[i].same(ctx); err != nil {
 				return LoadReport{}, fmt.Errorf("load of %s: %w", d.Dir(), err)
 			}
 		}
 	}
-	began, err := w.write(ctx, found, &r)
+	began, err := w.write(ctx, &r)
 	if !began {
 		return LoadReport{}, err
 	}
@@ -171,11 +171,6 @@ func load(ctx context.Context, d *dataset.Dataset, ts []*target, o LoadOptions) 
 			r.OnFlash += w.geo[i].bytesOn(w.sb[i].Mark)
 		}
 		return r, fmt.Errorf("load of %s: %w", d.Dir(), err)
-	}
-	for i, t := range ts {
-		if t.ssd != nil {
-			t.ssd.DataStart = w.geo[i].dataLBA
-		}
 	}
 	return r, nil
 }
@@ -207,25 +202,18 @@ func needRows(d *dataset.Dataset) error {
 		d.Dir())
 }
 
-// newLoader lays the rows out, and reports the sizes of that.
-func newLoader(d *dataset.Dataset, ts []*target,
-	o LoadOptions) (w *loader, r LoadReport, err error) {
+// newLoader makes a load that has no place yet.
+func newLoader(d *dataset.Dataset, ts []*target, o LoadOptions) (w *loader, err error) {
 	rt := d.Meta.RowType()
 	if o.RowType != "" {
 		if rt, err = rowtype.Parse(o.RowType); err != nil {
-			return nil, r, err
+			return nil, err
 		}
 	}
 	if err := needRows(d); err != nil {
-		return nil, r, err
+		return nil, err
 	}
-	l, err := gpuio.NewLayout(d.Meta.Rows(), rt.RowBytes(d.Meta.Dim), len(ts), ts[0].lbaBytes)
-	if err != nil {
-		return nil, r, err
-	}
-	w = &loader{d: d, rows: d.RowsAs(rt), ts: slices.Clone(ts), l: l, o: o,
-		cost: make([]time.Duration, len(ts)), last: make([]time.Duration, len(ts)),
-		was: make([]bool, len(ts))}
+	w = &loader{d: d, rows: d.RowsAs(rt), rt: rt, o: o}
 	switch {
 	case o.due != nil:
 	case o.MarkEvery > 0:
@@ -236,94 +224,62 @@ func newLoader(d *dataset.Dataset, ts []*target,
 	if w.o.read == 0 {
 		w.o.read = readBytes
 	}
-	r = LoadReport{SSDs: len(ts), Rows: l.Rows, RowDType: rt.String(), RowBytes: int(l.RowBytes),
-		RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
-		PaddingBytes: l.PaddingBytes(), Layout: l}
-	for i, t := range ts {
-		if err := w.addStripe(i, t, rt, &r); err != nil {
-			return nil, r, err
-		}
-	}
-	return w, r, nil
+	return w, nil
 }
 
-// addStripe makes the superblock of an SSD's share.
-func (w *loader) addStripe(i int, t *target, rt rowtype.Type, r *LoadReport) error {
-	d, l, sums := w.d, &w.l, !w.o.NoRowChecksums
-	g, err := newGeometry(*l, i, t.lbaBytes, t.lbas, rowEntry(rt, sums))
-	if err != nil {
-		return fmt.Errorf(
-			"ssd %s is too small for its share (stripe %d of %d): %w; bind larger SSDs or more of them",
-			t.name, i, len(w.ts), err)
-	}
-	w.geo = append(w.geo, g)
-	w.sb = append(w.sb, newSuperblock(d, l, &g, i, rt, t.lbas, sums))
-	r.DataBytes += g.dataBytes
-	r.Chunks += g.chunks
-	if g.rowEntry > 0 {
-		each := g.rowTableLBAs * int64(t.lbaBytes) / g.rowEntry * 4
-		if sums {
-			r.RowChecksums += each
+// layOut makes the superblocks of all stripes, and reports their sizes.
+func (w *loader) layOut() (r LoadReport, err error) {
+	l, sums := &w.l, !w.o.NoRowChecksums
+	r = LoadReport{SSDs: len(w.rooms), Stripes: len(w.places), Rows: l.Rows, RowDType: w.rt.String(),
+		RowBytes: int(l.RowBytes), RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
+		PaddingBytes: l.PaddingBytes(), Layout: *l}
+	w.cost, w.last = make([]time.Duration, len(w.places)), make([]time.Duration, len(w.places))
+	for i := range w.places {
+		p := &w.places[i]
+		sb := newSuperblock(w.d, l, &p.g, i, w.rt, p.t.lbas, sums)
+		sb.Shared = p.shared || p.t.slot > 0 || len(w.onDisk(p.disk)) > 1
+		w.ts, w.geo, w.sb = append(w.ts, p.t), append(w.geo, p.g), append(w.sb, sb)
+		old := &p.c.sb[0]
+		w.was = append(w.was, p.c.err[0] == nil && isOurs(w.d, old) && old.UUID != w.d.UUID())
+		e, err := extentsOf(p.t, &sb)
+		if err != nil {
+			return r, err
 		}
-		if rt.Scaled() {
-			r.RowScales += each
+		r.Extents = append(r.Extents, e)
+		r.DataBytes += p.g.dataBytes
+		r.Chunks += p.g.chunks
+		if p.g.rowEntry > 0 {
+			each := p.g.rowTableLBAs * int64(p.t.lbaBytes) / p.g.rowEntry * 4
+			if sums {
+				r.RowChecksums += each
+			}
+			if w.rt.Scaled() {
+				r.RowScales += each
+			}
 		}
 	}
-	return nil
+	return r, nil
 }
 
 // scope is the dataset that the load writes to an SSD; uuid.Nil where it is to hold no other, or
 // others may use it by an earlier UUID.
-func (w *loader) scope(i int) uuid.UUID {
-	if w.sb[i].Shared && !w.was[i] {
-		return w.d.UUID()
+func (w *loader) scope(disk int) uuid.UUID {
+	stripes := w.onDisk(disk)
+	if w.alone(disk, stripes) || slices.ContainsFunc(stripes, func(i int) bool { return w.was[i] }) {
+		return uuid.Nil
 	}
-	return uuid.Nil
+	return w.d.UUID()
 }
 
-// place puts an SSD's share into the room that other datasets leave, where it was if it can.
-func (w *loader) place(i int, there *room, r *LoadReport) error {
-	w.ts[i] = there.t
-	used, err := taken(there.all, there.t.slot)
-	if err != nil {
-		return err
-	}
-	own := w.geo[i].own()
-	from, to := there.t.bounds()
-	start, free, ok := firstRoom(used, from, to, own.to-own.from)
-	if old := &there.c.sb[0]; there.c.err[0] == nil && isOurs(w.d, old) {
-		w.was[i] = old.UUID != w.d.UUID()
-		was := run{int64(old.DataLBA), int64(old.DataLBA) + own.to - own.from}
-		meets := func(x run) bool { return x.from < was.to && was.from < x.to }
-		if was.to <= to && !slices.ContainsFunc(used, meets) {
-			start, ok = was.from, true
-		}
-	}
-	if lba := int64(there.t.lbaBytes); !ok {
-		return errs.New(errs.Refused,
-			"ssd %s (serial %s) holds %s beside which %s are free in one piece, and %s takes %s; \"heliosctl unload\" frees what you name, and {force} %s overwrites all that is there",
-			there.t.name, there.t.serial, owners(there.all, there.t.slot),
-			units.FormatBytes(free*lba), w.d.Dir(), units.FormatBytes((own.to-own.from)*lba),
-			there.t.forceName())
-	}
-	sb := &w.sb[i]
-	g, err := geometryAt(start*int64(there.t.lbaBytes), w.l, i, there.t.lbaBytes, there.t.lbas,
-		sb.rowEntry())
-	if err != nil {
-		return err
-	}
-	w.geo[i] = g
-	*sb = newSuperblock(w.d, &w.l, &g, i, sb.RowType, there.t.lbas, sb.hasRowSums())
-	sb.Shared = there.shared || there.t.slot > 0
-	e, err := extentsOf(there.t, sb)
-	r.Extents = append(r.Extents, e)
-	return err
+// alone reports whether an SSD is to hold nothing else.
+func (w *loader) alone(disk int, stripes []int) bool {
+	return !w.rooms[disk].shared && w.ts[stripes[0]].slot == 0
 }
 
 // write resumes the interrupted load that the SSDs hold, or writes everything. False: it has not
 // begun.
-func (w *loader) write(ctx context.Context, found []room, r *LoadReport) (began bool, err error) {
-	old, id, why := w.resumable(found)
+func (w *loader) write(ctx context.Context, r *LoadReport) (began bool, err error) {
+	old, id, why := w.resumable(w.places)
 	if w.o.Restart && old != nil {
 		old, why = nil, "a restart was asked for"
 	}
@@ -348,7 +304,7 @@ func (w *loader) write(ctx context.Context, found []room, r *LoadReport) (began 
 	if err := w.begin(); err != nil {
 		return false, err
 	}
-	if old = w.asItWas(ctx, found); old != nil {
+	if old = w.asItWas(ctx, w.places); old != nil {
 		w.note("the SSDs hold %s as it was before an import added to it: chunks that are the same are not written",
 			w.d.Dir())
 		err = w.run(ctx, old)
@@ -396,14 +352,17 @@ func checkAllFree(ctx context.Context, d *dataset.Dataset, ts []*target, force s
 const readBytes = 4 << 20
 
 type loader struct {
-	d    *dataset.Dataset
-	rows *dataset.RowReader
-	ts   []*target
-	l    gpuio.Layout
-	o    LoadOptions
-	geo  []geometry
-	sb   []Superblock
-	was  []bool // the SSD has the dataset as it was before imports added to it
+	d      *dataset.Dataset
+	rows   *dataset.RowReader
+	rt     rowtype.Type
+	l      gpuio.Layout
+	o      LoadOptions
+	rooms  []room   // by SSD
+	places []placed // by stripe, as all that follow
+	ts     []*target
+	geo    []geometry
+	sb     []Superblock
+	was    []bool // the slot has the dataset as it was before imports added to it
 	// says that the SSDs are written, once that is known to be right; nil: it isn't said
 	lease *Lease
 
@@ -461,49 +420,16 @@ func (w *loader) each(ctx context.Context, fn func(ctx context.Context, i int,
 
 // run writes what is missing: all of it, or what is behind the marks of old.
 func (w *loader) run(ctx context.Context, old []oldStripe) error {
-	if err := w.each(ctx, func(ctx context.Context, i int, t *target) error {
-		if old != nil && old[i].complete {
+	g, gctx := errgroup.WithContext(ctx)
+	for disk := range w.rooms {
+		g.Go(func() error {
+			if err := w.openDisk(gctx, disk, old); err != nil {
+				return fmt.Errorf("ssd %s: %w", w.rooms[disk].t.name, err)
+			}
 			return nil
-		}
-		// Where one of them was being written when the load was cut off, both are well again now.
-		start := time.Now()
-		if w.sb[i].Shared {
-			if err := t.settleOthers(ctx); err != nil {
-				return err
-			}
-		}
-		if t.slot > 0 {
-			if err := t.putShared(ctx, true); err != nil {
-				return err
-			}
-		}
-		err := w.writeSuperblocks(ctx, i, StateLoading)
-		w.last[i] = time.Since(start)
-		return err
-	}); err != nil {
-		return err
+		})
 	}
-	// Marks of other formats at both ends go, so that no tool takes the SSD for theirs.
-	if err := w.each(ctx, func(ctx context.Context, i int, t *target) error {
-		if old != nil && old[i].mark != (Mark{}) || w.sb[i].Shared {
-			return nil // it went before the mark, or other datasets have superblocks there
-		}
-		g := &w.geo[i]
-		zeros := make([]byte, headBytes)
-		if err := t.dev.WriteAt(ctx, superblockBytes/nvme.LBA(g.lbaBytes),
-			zeros[superblockBytes:]); err != nil {
-			return err
-		}
-		if err := t.dev.WriteAt(ctx, g.tailLBA, zeros[:tailBytes-superblockBytes]); err != nil {
-			return err
-		}
-		end := g.secondLBA + nvme.LBA(superblockBytes/g.lbaBytes)
-		// less than 4 KiB beyond the last 4 KiB bound
-		if rest := int64(t.lbas) - int64(end); rest > 0 {
-			return t.dev.WriteAt(ctx, end, zeros[:rest*int64(g.lbaBytes)])
-		}
-		return nil
-	}); err != nil {
+	if err := g.Wait(); err != nil {
 		return err
 	}
 	if w.lease != nil { // it was among what is zeros now
@@ -515,6 +441,71 @@ func (w *loader) run(ctx context.Context, old []oldStripe) error {
 	return w.each(ctx, func(ctx context.Context, i int, t *target) error {
 		return w.writeSuperblocks(ctx, i, StateComplete)
 	})
+}
+
+// openDisk says on an SSD that it is being loaded: superblocks that are left over from another
+// spread go first, then those of all stripes are written. Where the dataset is alone and new there,
+// marks of other formats at both ends go behind the first of them, so that no tool takes the SSD
+// for theirs.
+func (w *loader) openDisk(ctx context.Context, disk int, old []oldStripe) error {
+	stripes := w.onDisk(disk)
+	fresh := w.alone(disk, stripes)
+	for _, i := range stripes {
+		fresh = fresh && (old == nil || old[i].mark == (Mark{})) // else it went before the mark
+	}
+	start := time.Now()
+	if !fresh { // else the first superblock hides all others
+		// Where one of them was being written when the load was cut off, both are well again now.
+		if w.sb[stripes[0]].Shared {
+			if err := w.ts[stripes[0]].settleOthers(ctx); err != nil {
+				return err
+			}
+		}
+		if err := w.freeLeftover(ctx, &w.rooms[disk], stripes); err != nil {
+			return err
+		}
+	}
+	for k, i := range stripes {
+		t := w.ts[i]
+		if old != nil && old[i].complete {
+			continue
+		}
+		w.sb[i].Shared = w.sb[i].Shared && !(fresh && k == 0)
+		if t.slot > 0 {
+			if err := t.putShared(ctx, true); err != nil {
+				return err
+			}
+			w.sb[stripes[0]].Shared = true
+		}
+		if err := w.writeSuperblocks(ctx, i, StateLoading); err != nil {
+			return err
+		}
+		w.last[i] = time.Since(start)
+		if fresh && k == 0 {
+			if err := t.clearEnds(ctx, &w.geo[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// clearEnds writes zeros between the superblocks in slot 0 and the room for datasets.
+func (t *target) clearEnds(ctx context.Context, g *geometry) error {
+	zeros := make([]byte, headBytes)
+	if err := t.dev.WriteAt(ctx, superblockBytes/nvme.LBA(g.lbaBytes),
+		zeros[superblockBytes:]); err != nil {
+		return err
+	}
+	if err := t.dev.WriteAt(ctx, g.tailLBA, zeros[:tailBytes-superblockBytes]); err != nil {
+		return err
+	}
+	end := g.secondLBA + nvme.LBA(superblockBytes/g.lbaBytes)
+	// less than 4 KiB beyond the last 4 KiB bound
+	if rest := int64(t.lbas) - int64(end); rest > 0 {
+		return t.dev.WriteAt(ctx, end, zeros[:rest*int64(g.lbaBytes)])
+	}
+	return nil
 }
 
 // writeSuperblocks writes both copies, one after the other, each durable before the next: a

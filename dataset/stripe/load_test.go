@@ -214,7 +214,7 @@ func TestWholeSetWins(t *testing.T) {
 
 func TestRefuses(t *testing.T) {
 	d, other := small(t, 200, 16, 1), small(t, 200, 16, 2)
-	large := small(t, 7400, 16, 3) // leaves no room for d
+	large := small(t, 7500, 16, 3) // leaves no room for a stripe of d
 	put := func(start int64, text string) func(*simSSD) {
 		return func(s *simSSD) {
 			if start < 0 {
@@ -462,8 +462,20 @@ func TestPowerLoss(t *testing.T) {
 	must(load(bg, d, targetsOf(reload...), LoadOptions{}))
 	foreign := sims(2, 512)
 	must(load(bg, other, targetsOf(foreign...), LoadOptions{}))
-	for name, start := range map[string][]*simSSD{"fresh": fresh, "reload": reload,
-		"foreign": foreign} {
+	uneven := sized(512, 1<<20, 5<<19)
+	evenly, unevenly := clones(uneven), clones(uneven)
+	must(load(bg, d, targetsOf(evenly...), LoadOptions{RowType: "float16"}))
+	must(load(bg, d, targetsOf(unevenly...), LoadOptions{}))
+	force := LoadOptions{Force: "SER0,SER1"}
+	for name, c := range map[string]struct {
+		start []*simSSD
+		o     LoadOptions
+	}{"fresh": {fresh, force}, "reload": {reload, force}, "foreign": {foreign, force},
+		"uneven": {uneven, LoadOptions{}}, "forced uneven": {unevenly, force},
+		"from even to uneven": {evenly, LoadOptions{}}, "uneven again": {unevenly, LoadOptions{}},
+		"from uneven to even": {unevenly, LoadOptions{RowType: "float16", Restart: true}},
+	} {
+		start := c.start
 		t.Run(name, func(t *testing.T) {
 			seed := rand.Uint64()
 			t.Logf("seed %d", seed)
@@ -476,7 +488,7 @@ func TestPowerLoss(t *testing.T) {
 				for _, x := range s {
 					x.budget = &budget
 				}
-				_, err := load(bg, d, targetsOf(s...), LoadOptions{Force: "SER0,SER1"})
+				_, err := load(bg, d, targetsOf(s...), c.o)
 				finished = err == nil
 				if err != nil {
 					require.ErrorIs(t, err, errPowerLoss)
@@ -509,6 +521,13 @@ func TestPowerLoss(t *testing.T) {
 					_, err = attach(bg, other, after, AttachOptions{})
 					require.Error(t, err)
 					scrap(found...)
+				}
+				if c.o.Force == "" { // what was cut off needs no force
+					for i := range s {
+						s[i] = s[i].restart(rng)
+					}
+					must(load(bg, d, targetsOf(s...), LoadOptions{}))
+					requireWhole(t, d, s...)
 				}
 				scrap(s...)
 			}

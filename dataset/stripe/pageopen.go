@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"slices"
 	"strings"
 
 	"github.com/google/uuid"
@@ -271,7 +272,7 @@ func forgetPages(ctx context.Context, ts []*target, id uuid.UUID) (from, there [
 			if err != nil {
 				return from, there, fmt.Errorf("ssd %s: %w", t.name, err)
 			}
-			if gone {
+			if gone && !slices.Contains(from, t.name) {
 				from = append(from, t.name)
 			}
 		}

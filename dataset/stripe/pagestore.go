@@ -149,12 +149,12 @@ func (p *PageStore) each(ctx context.Context,
 
 // begin makes the entries. Some SSDs may have one, of a making or a removal that was cut off.
 func (p *PageStore) begin(ctx context.Context) error {
-	for _, part := range p.parts {
+	for i, part := range p.parts {
 		if part.start >= 0 {
 			part.sb.Pages.remove(part.start)
 		}
 		lba := int64(part.sb.LBABytes)
-		start, free, ok, err := part.placePages(ctx)
+		start, free, ok, err := part.placePages(ctx, p.parts[:i])
 		if err != nil {
 			return err
 		}
@@ -196,8 +196,9 @@ func (p *PageStore) begin(ctx context.Context) error {
 	return p.putAll(ctx)
 }
 
-// placePages finds the first room for the part's share, in LBAs, as firstRoom does.
-func (p *pagePart) placePages(ctx context.Context) (start, free int64, ok bool, err error) {
+// placePages finds the first room for the part's share, in LBAs, as firstRoom does. Parts before it
+// have a place, of which the SSD does not know yet.
+func (p *pagePart) placePages(ctx context.Context, before []*pagePart) (start, free int64, ok bool, err error) {
 	all, err := p.t.contents(ctx)
 	if err != nil {
 		return 0, 0, false, err
@@ -211,6 +212,15 @@ func (p *pagePart) placePages(ctx context.Context) (start, free int64, ok bool, 
 		return 0, 0, false, err
 	}
 	used = append(used, own...)
+	for _, b := range before {
+		if b.t.name == p.t.name {
+			placed, err := b.sb.runs()
+			if err != nil {
+				return 0, 0, false, err
+			}
+			used = append(used, placed...)
+		}
+	}
 	sortRuns(used)
 	from, to := p.t.bounds()
 	if !p.sb.isShared() {

@@ -209,7 +209,7 @@ func (w *loader) lastMark(ctx context.Context, i int, p *headway) {
 
 // worthResuming reports whether there is anything to lose: a mark, or stripes of a load that others
 // have finished.
-func (w *loader) worthResuming(found []room) bool {
+func (w *loader) worthResuming(found []placed) bool {
 	loading, finished := map[uuid.UUID]bool{}, map[uuid.UUID]bool{}
 	for _, r := range found {
 		c := &r.c
@@ -236,7 +236,7 @@ func (w *loader) worthResuming(found []room) bool {
 // resumable looks for an interrupted load on the SSDs that this one may resume: the same dataset,
 // layout and options on the same SSDs in the same order. why is the reason that there is one that
 // cannot be resumed; it is empty where there is none.
-func (w *loader) resumable(found []room) (old []oldStripe, id uuid.UUID, why string) {
+func (w *loader) resumable(found []placed) (old []oldStripe, id uuid.UUID, why string) {
 	if !w.worthResuming(found) {
 		return nil, id, ""
 	}
@@ -264,26 +264,31 @@ func (w *loader) resumable(found []room) (old []oldStripe, id uuid.UUID, why str
 
 // asItWas returns the stripes of the dataset as it was before imports added to it, where they begin
 // where this load's do. Its rows come first on each SSD, so most chunks stay the same, as their
-// checksums show. Nil: one of the SSDs has none, or its checksums are damaged.
-func (w *loader) asItWas(ctx context.Context, found []room) []oldStripe {
-	old := make([]oldStripe, len(found))
+// checksums show. Stripes that begin elsewhere, or whose checksums are damaged, are written whole;
+// nil: all are.
+func (w *loader) asItWas(ctx context.Context, found []placed) []oldStripe {
+	old, any := make([]oldStripe, len(found)), false
 	for i := range found {
+		old[i].matched = true
 		c := &found[i].c
 		s, own := stripe{w.ts[i], c.sb[0]}, &w.sb[i]
 		if !w.was[i] || !c.alike() || s.sb.State != StateComplete || s.sb.computed() ||
 			s.sb.DataLBA != own.DataLBA || w.o.Restart {
-			return nil
+			continue
 		}
 		if s.sb.StripeIndex != i || s.sb.StripeCount != own.StripeCount ||
 			s.sb.RowType != own.RowType || s.sb.RowBytes != own.RowBytes {
-			return nil // its chunks are others: a checksum that is the same by chance shows nothing
+			continue // its chunks are others: a checksum that is the same by chance shows nothing
 		}
 		table, err := s.chunkTable(ctx)
 		if err != nil {
-			return nil
+			continue
 		}
 		n := s.sb.DataLBAs * int64(s.sb.LBABytes) / chunkBytes // whole ones
-		old[i] = oldStripe{mark: Mark{Chunks: n}, matched: true, table: table}
+		old[i], any = oldStripe{mark: Mark{Chunks: n}, matched: true, table: table}, true
+	}
+	if !any {
+		return nil
 	}
 	return old
 }
@@ -296,7 +301,7 @@ func (w *loader) unlike(i, n int, sb, first *Superblock) string {
 	case sb.UUID != w.d.UUID():
 		return fmt.Sprintf("ssd %s holds another dataset, %q (%s)", name, sb.Name, sb.UUID)
 	case sb.StripeCount != n:
-		return fmt.Sprintf("ssd %s was loaded as one of %d SSDs, now there are %d", name,
+		return fmt.Sprintf("ssd %s was loaded with one of %d stripes, now there are %d", name,
 			sb.StripeCount, n)
 	case sb.StripeIndex != i:
 		return fmt.Sprintf(

@@ -490,7 +490,7 @@ func TestResumeInDoubt(t *testing.T) {
 	r, err = load(bg, d, targetsOf(append([]*simSSD{base[0].clone(), base[1].clone()},
 		newSim(resumeBytes/512, 512))...), LoadOptions{})
 	require.NoError(t, err)
-	require.Contains(t, r.StartedOver, "ssd sim0 was loaded as one of 2 SSDs, now there are 3")
+	require.Contains(t, r.StartedOver, "ssd sim0 was loaded with one of 2 stripes, now there are 3")
 }
 
 // TestInterruptedIsNotWhole: what an interrupted load leaves is refused by all that reads datasets,

@@ -63,6 +63,11 @@ type held struct {
 	err  error // no copy of the superblock can be used
 }
 
+// takesSlot reports whether a superblock must stay.
+func (h *held) takesSlot() bool {
+	return h.there() || h.err != nil && !(h.t.slot == 0 && noSuperblock(&h.c))
+}
+
 // there reports whether the stripe has a dataset's extents, whole or not.
 func (h *held) there() bool { return h.err == nil && h.sb.State != StateFree }
 
@@ -115,6 +120,9 @@ func noSuperblock(c *copies) bool {
 
 // run is a run of LBAs of an SSD.
 type run struct{ from, to int64 }
+
+// meets reports whether two runs have LBAs in common.
+func (r run) meets(x run) bool { return x.from < r.to && r.from < x.to }
 
 // runs are the LBAs that the stripe's rows, checksums and pages take.
 func (s *Superblock) runs() ([]run, error) {
@@ -289,7 +297,7 @@ func (t *target) listed(ctx context.Context, tables bool) (out []Content, free i
 	return out, free * int64(t.lbaBytes), nil
 }
 
-// Unload forgets a dataset, with its pages, on all of the SSDs that hold a stripe of it; their room
+// Unload forgets a dataset, with its pages, on all of the SSDs that hold stripes of it; their room
 // is free again. It returns the names of those SSDs. It is refused while another process uses the
 // dataset. The next one finishes an unloading that was cut off.
 func Unload(ctx context.Context, ssds []*gpuio.SSD, dataset uuid.UUID) (from []string, err error) {
@@ -319,8 +327,8 @@ func Unload(ctx context.Context, ssds []*gpuio.SSD, dataset uuid.UUID) (from []s
 			if err := t.unload(ctx, dataset); err != nil {
 				return errors.Join(fmt.Errorf("ssd %s: %w", t.name, err), lease.Close())
 			}
-			from = append(from, t.name)
 		}
+		from = namesOf(ours)
 		return lease.Close()
 	})
 	return from, err
@@ -385,12 +393,16 @@ func (t *target) unload(ctx context.Context, dataset uuid.UUID) error {
 	if i < 0 || all[i].err != nil || all[i].sb.UUID != dataset {
 		return nil // somebody was faster
 	}
-	sb := &all[i].sb
-	sb.State, sb.Mark, sb.Pages = StateFree, Mark{}, PageList{}
-	if err := t.putSuperblocks(ctx, sb); err != nil {
+	if err := all[i].free(ctx); err != nil {
 		return err
 	}
 	return t.lessShared(ctx, all)
+}
+
+// free gives up what the superblock describes.
+func (h *held) free(ctx context.Context) error {
+	h.sb.State, h.sb.Mark, h.sb.Pages = StateFree, Mark{}, PageList{}
+	return h.t.putSuperblocks(ctx, &h.sb)
 }
 
 // Bytes counts what the stripe takes of its SSD: rows, checksums and pages.
@@ -403,10 +415,10 @@ func (s *Superblock) Bytes() (n int64) {
 }
 
 // owners lists the datasets of an SSD for messages.
-func owners(all []held, slot int) string {
+func owners(all []held) string {
 	var out []string
 	for i := range all {
-		if h := &all[i]; h.there() && h.t.slot != slot {
+		if h := &all[i]; h.there() {
 			out = append(out, fmt.Sprintf("%q (%s, %s)", h.sb.Name, h.sb.UUID,
 				units.FormatBytes(h.sb.Bytes())))
 		}

@@ -152,6 +152,12 @@ func TestPowerCutBesideOthers(t *testing.T) {
 	want := clones(before)
 	must(load(bg, b, targetsOf(want...), LoadOptions{}))
 	want = clones(want)
+	u := small(t, 900, 700, 3)
+	beforeU := sized(512, 1<<20+96<<10, 5<<19)
+	must(load(bg, a, targetsOf(beforeU...), LoadOptions{}))
+	withU := clones(beforeU)
+	must(load(bg, u, targetsOf(withU...), LoadOptions{}))
+	require.Equal(t, spread{1, 2}, spreadOf(t, u, withU...))
 	unloadAll := func(d *dataset.Dataset, s ...*simSSD) error {
 		for _, x := range targetsOf(s...) {
 			all, err := x.contents(bg)
@@ -185,6 +191,16 @@ func TestPowerCutBesideOthers(t *testing.T) {
 		"unload the first": {want, func(s ...*simSSD) error { return unloadAll(a, s...) },
 			[]*dataset.Dataset{b}, []*dataset.Dataset{b}},
 		"unload the second": {want, func(s ...*simSSD) error { return unloadAll(b, s...) },
+			[]*dataset.Dataset{a}, []*dataset.Dataset{a}},
+		"load unevenly beside": {beforeU, func(s ...*simSSD) error {
+			_, err := load(bg, u, targetsOf(s...), LoadOptions{})
+			return err
+		}, []*dataset.Dataset{a}, []*dataset.Dataset{a, u}},
+		"load evenly again": {withU, func(s ...*simSSD) error {
+			_, err := load(bg, u, targetsOf(s...), LoadOptions{RowType: "float16", Restart: true})
+			return err
+		}, []*dataset.Dataset{a}, []*dataset.Dataset{a, u}},
+		"unload unevenly": {withU, func(s ...*simSSD) error { return unloadAll(u, s...) },
 			[]*dataset.Dataset{a}, []*dataset.Dataset{a}},
 	} {
 		t.Run(name, func(t *testing.T) {

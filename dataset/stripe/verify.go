@@ -158,7 +158,7 @@ func verify(ctx context.Context, d *dataset.Dataset, ts []*target, o VerifyOptio
 		return v.r, err
 	}
 	v.l = stripes[0].sb.layout()
-	v.r.SSDs = len(stripes)
+	v.r.SSDs = len(namesOf(targetsIn(stripes)))
 	v.wholePacks(stripes)
 	return v.run(ctx, stripes)
 }

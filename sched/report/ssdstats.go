@@ -104,27 +104,6 @@ func AddStats(a, b gpuio.Stats) gpuio.Stats {
 	if b.NotInPlace == "" {
 		b.NotInPlace = a.NotInPlace
 	}
-	all := slices.Clone(a.PerSSD)
-	for _, y := range b.PerSSD {
-		i := slices.IndexFunc(all, func(x gpuio.SSDStats) bool { return x.Name == y.Name })
-		if i < 0 {
-			all = append(all, y)
-			continue
-		}
-		x := &all[i]
-		x.Commands += y.Commands
-		x.Bytes += y.Bytes
-		x.Errors += y.Errors
-		x.Timeouts += y.Timeouts
-		x.Retries += y.Retries
-		x.Aborts += y.Aborts
-		x.Recreated += y.Recreated
-		x.Resets += y.Resets
-		x.Foreign += y.Foreign
-		if y.GivenUp != "" {
-			x.GivenUp = y.GivenUp
-		}
-	}
-	b.PerSSD = all
+	b.PerSSD = gpuio.MergeSSDs(slices.Concat(a.PerSSD, b.PerSSD))
 	return b
 }
