@@ -133,7 +133,7 @@ type async struct {
 	final                        Stats // after Close
 
 	// Recovery of the SSDs (recover.go).
-	rec         []ssdRecovery // by SSD
+	rec         []ssdRecovery // by stripe: see recoveryOf
 	life        context.Context
 	endLife     context.CancelFunc // ends recoveries
 	gate        chan struct{}      // see enter; nil on the host device
@@ -193,6 +193,9 @@ func newEngine(name string, sync *syncOptions, dev cuda.Device, ssds []*SSD, l L
 		queueSet: queueSet{side: side{dev: dev}, rung: RungPinned, ssds: ssds, layout: l, opt: o},
 		name:     name, sync: sync, free: make(chan uint32, maxSets),
 		rec: make([]ssdRecovery, len(ssds)),
+	}
+	for s := range ssds {
+		e.lead = append(e.lead, firstOf(ssds, s))
 	}
 	if err := e.useMemory(name, o.Memory); err != nil {
 		return nil, err
@@ -674,7 +677,7 @@ func (e *async) setError(p *asyncPending, set *setState) error {
 		case failTimeout:
 			err = &TimeoutError{SSD: ssd.name(), QID: f.QID, CID: f.CID, Op: "read",
 				LBA: nvme.LBA(f.LBA), Blocks: f.Blocks, After: e.opt.Timeout,
-				Attempts: int(f.Tries), Tried: e.rec[f.SSD].tried()}
+				Attempts: int(f.Tries), Tried: e.recoveryOf(int(f.SSD)).tried()}
 		case failRow:
 			class = errs.Failed
 			err = fmt.Errorf(

@@ -191,7 +191,7 @@ func (e *async) assertIdle(t testing.TB) {
 		for i := range e.perSSD {
 			g := s*e.perSSD + i
 			q := e.queue(g)
-			if e.rec[s].unsafe.Load() {
+			if e.recoveryOf(s).unsafe.Load() {
 				continue // in quarantine until Close
 			}
 			for slot := range uint32(maxSets) {

@@ -48,6 +48,7 @@ func TestStacksRandom(t *testing.T) {
 			ssds: pick(1, 1, 2, 3), lba: pick(512, 4096), rowBytes: pick(64, 100, 400, 512, 600,
 				1024, 4000, 4096, 8192, 12288, 16384),
 			rows: int64(pick(1, 7, 100, 700)), ram: rng.IntN(2) == 0, sms: pick(1, 2, 3),
+			together: rng.IntN(3) == 0,
 		}
 		outOfOrder := rng.IntN(3) == 0
 		noRing := rng.IntN(4) == 0
@@ -58,9 +59,9 @@ func TestStacksRandom(t *testing.T) {
 		stack := rng.IntN(6)
 		n, sets := pick(1, 5, 31, 64, 300, 900), pick(1, 3, 6)
 		name := fmt.Sprintf(
-			"seed=%d/%d stack=%d ssds=%d lba=%d row=%d ram=%v sms=%d depth=%d pairs=%d blocks=%d n=%d sets=%d ooo=%v",
+			"seed=%d/%d stack=%d ssds=%d lba=%d row=%d ram=%v sms=%d depth=%d pairs=%d blocks=%d n=%d sets=%d ooo=%v together=%v",
 			seed, round, stack, o.ssds, o.lba, o.rowBytes, o.ram, o.sms, depth, pairs, blocks, n,
-			sets, outOfOrder)
+			sets, outOfOrder, o.together)
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, o)
 			var rd Reader
@@ -75,7 +76,7 @@ func TestStacksRandom(t *testing.T) {
 				rd = r.async(AsyncOptions{Blocks: blocks, QueuePairs: pairs, Depth: depth})
 			}
 			before := int64(0)
-			for _, s := range r.ssds {
+			for _, s := range Distinct(r.ssds) {
 				before += smartReads(t, s)
 			}
 			stride := int64(o.rowBytes + pick(0, 0, 4, 3, 512))
@@ -102,7 +103,7 @@ func TestStacksRandom(t *testing.T) {
 			require.Equal(t, commands, rd.Stats().Commands)
 			if rd.Name() == "async" {
 				after := int64(0)
-				for _, s := range r.ssds {
+				for _, s := range Distinct(r.ssds) {
 					after += smartReads(t, s)
 				}
 				require.Equal(t, commands, after-before)

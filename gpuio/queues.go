@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"sync/atomic"
 	"unsafe"
 
@@ -18,7 +19,8 @@ type queueSet struct {
 	side
 	unitRule
 	rung     Rung
-	ssds     []*SSD
+	ssds     []*SSD // by stripe
+	lead     []int  // by stripe: the first of its SSD, for all that is the controller's
 	layout   Layout
 	opt      AsyncOptions
 	perSSD   int         // queue pairs of each SSD
@@ -65,6 +67,17 @@ func (e *queueSet) useMemory(reader string, m *Memory) error {
 }
 
 func (e *queueSet) queues() int { return len(e.ssds) * e.perSSD }
+
+// queuesOf yields the queues of all stripes that are on the SSD of one.
+func (e *queueSet) queuesOf(ssd int) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		for g := range e.queues() {
+			if e.lead[g/e.perSSD] == e.lead[ssd] && !yield(g) {
+				return
+			}
+		}
+	}
+}
 
 func (e *queueSet) queue(g int) *queueState { return at[queueState](e.queueBuf.Ptr(), g) }
 
@@ -242,7 +255,10 @@ func (e *queueSet) ring(g int, q *queueState, qp *nvme.QueuePair) {
 // silence keeps doorbells of an SSD's queues from being rung by the CPU's thread. No kernel is
 // inside one of them.
 func (e *queueSet) silence(ssd int) {
-	for g := ssd * e.perSSD; e.bells != nil && g < (ssd+1)*e.perSSD; g++ {
+	if e.bells == nil {
+		return
+	}
+	for g := range e.queuesOf(ssd) {
 		e.bells.detach(g)
 	}
 }

@@ -90,7 +90,7 @@ func lateError(reader string, rows int64, err error) error {
 func (e *async) recover(ctx context.Context, p *asyncPending) error {
 	var busy []<-chan struct{}
 	for s := range e.ssds {
-		if !e.hasRows(p, s) {
+		if e.lead[s] != s || !e.hasRows(p, s) {
 			continue
 		}
 		if c := e.startRecovery(s); c != nil {
@@ -129,7 +129,7 @@ func (e *async) awaitRecoveries(ctx context.Context, p *asyncPending) error {
 // hasRows reports whether the set has rows left at queues of an SSD.
 func (e *async) hasRows(p *asyncPending, ssd int) bool {
 	rem := e.remaining(p.slot)
-	for g := ssd * e.perSSD; g < (ssd+1)*e.perSSD; g++ {
+	for g := range e.queuesOf(ssd) {
 		if atomic.LoadUint32(&rem[g]) != 0 {
 			return true
 		}
@@ -140,7 +140,7 @@ func (e *async) hasRows(p *asyncPending, ssd int) bool {
 // startRecovery has an SSD recovered, unless it is being recovered already, and returns what is
 // closed afterwards. nil: the engine is being closed.
 func (e *async) startRecovery(ssd int) <-chan struct{} {
-	r := &e.rec[ssd]
+	r := e.recoveryOf(ssd)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closing {
@@ -195,8 +195,8 @@ func (e *async) recoverSSD(ctx context.Context, ssd int) {
 	// A controller that reports its end needs no Abort, and a queue that is not frozen yet would
 	// be.
 	cause := e.ssds[ssd].Ctrl.Health()
-	for g := ssd * e.perSSD; g < (ssd+1)*e.perSSD && cause == nil; g++ {
-		if atomic.LoadUint32(&e.queue(g).Frozen) != frozenNo {
+	for g := range e.queuesOf(ssd) {
+		if cause == nil && atomic.LoadUint32(&e.queue(g).Frozen) != frozenNo {
 			cause = e.recoverQueue(ctx, g)
 		}
 	}
@@ -355,16 +355,17 @@ func (e *async) recoverQueue(ctx context.Context, g int) error {
 // these are so many that nothing will be read: as many as fill all its queues, for all their
 // attempts. Else an SSD that answers admin commands alone would cost each row its timeouts.
 func (e *async) allLate(ssd, late int) error {
-	r := &e.rec[ssd]
-	read := uint64(0)
-	for g := ssd * e.perSSD; g < (ssd+1)*e.perSSD; g++ {
+	r := e.recoveryOf(ssd)
+	read, queues := uint64(0), 0
+	for g := range e.queuesOf(ssd) {
+		queues++
 		q := e.queue(g)
 		read += atomic.LoadUint64(&q.Completed) - atomic.LoadUint64(&q.Errors)
 	}
 	if read != r.read {
 		r.read, r.dry = read, 0
 	}
-	if r.dry += late; r.dry <= max(e.opt.Depth, warp)*(e.opt.Retries+1) {
+	if r.dry += late; r.dry <= max(e.opt.Depth*queues/e.perSSD, warp)*(e.opt.Retries+1) {
 		return nil
 	}
 	err := fmt.Errorf(
@@ -378,7 +379,7 @@ func (e *async) allLate(ssd, late int) error {
 // reset could still help: it is no command of its that is at fault then.
 func (e *async) vain(q *queueState, g int) bool {
 	if e.pairs[g].idle != atomic.LoadUint64(&q.Completed)+1 ||
-		e.rec[q.SSD].resets.Load() >= int64(e.opt.Resets) {
+		e.recoveryOf(int(q.SSD)).resets.Load() >= int64(e.opt.Resets) {
 		return false
 	}
 	hope := false
@@ -446,7 +447,7 @@ func (e *async) late(q *queueState) (late []uint32, again bool) {
 
 // abortLate aborts commands. False: Abort does not work.
 func (e *async) abortLate(ctx context.Context, q *queueState, late []uint32) bool {
-	r := &e.rec[q.SSD]
+	r := e.recoveryOf(int(q.SSD))
 	ctx, cancel := context.WithTimeout(ctx, abortGrace+time.Duration(len(late))*10*time.Millisecond)
 	defer cancel()
 	for _, cid := range late {
@@ -466,7 +467,7 @@ func (e *async) abortLate(ctx context.Context, q *queueState, late []uint32) boo
 }
 
 func (e *async) noteTimeout(ssd int, slot uint32) {
-	e.rec[ssd].timeouts.Add(1)
+	e.recoveryOf(ssd).timeouts.Add(1)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if p := e.slots[slot]; p != nil {
@@ -482,7 +483,7 @@ func (e *async) recreate(ctx context.Context, q *queueState, g int, all bool) er
 	qid := q.QID
 	err := e.deletePair(actx, g)
 	if err != nil {
-		e.rec[q.SSD].unsafe.Store(true)
+		e.recoveryOf(int(q.SSD)).unsafe.Store(true)
 	} else {
 		err = e.rejoin(actx, g)
 	}
@@ -490,7 +491,7 @@ func (e *async) recreate(ctx context.Context, q *queueState, g int, all bool) er
 		return fmt.Errorf("nvme %s q%d: its queue pair could not be replaced: %w",
 			e.ssds[q.SSD].name(), qid, err)
 	}
-	e.rec[q.SSD].recreated.Add(1)
+	e.recoveryOf(int(q.SSD)).recreated.Add(1)
 	return e.stopped(ctx, func() error {
 		e.reissue(q, g, all)
 		e.pairs[g].idle = atomic.LoadUint64(&q.Completed) + 1

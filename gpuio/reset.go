@@ -24,7 +24,7 @@ import (
 // commands in flight, their destinations and the mappings of these stay taken until Close. A set
 // with such commands ends with an error and keeps its slot (strand).
 
-// ssdRecovery holds what the engine knows of one SSD's recovery.
+// ssdRecovery holds what the engine knows of one SSD's recovery, whatever stripes the SSD has.
 type ssdRecovery struct {
 	mu      sync.Mutex
 	busy    chan struct{} // closed when the recovery under way has ended; nil: there is none
@@ -69,9 +69,12 @@ func (e *GivenUpError) Error() string {
 // Unwrap gives the cause, in class errs.Device.
 func (e *GivenUpError) Unwrap() error { return errs.With(errs.Device, e.Err) }
 
+// recoveryOf is the recovery of a stripe's SSD.
+func (e *async) recoveryOf(ssd int) *ssdRecovery { return &e.rec[e.lead[ssd]] }
+
 // deadError explains why an SSD was given up; nil: it was not.
 func (e *async) deadError(ssd int) error {
-	r := &e.rec[ssd]
+	r := e.recoveryOf(ssd)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.dead == nil {
@@ -87,7 +90,7 @@ func (e *async) givenUp(ssd int) error {
 		return err
 	}
 	if err := e.ssds[ssd].Ctrl.Leaving(); err != nil {
-		return &GivenUpError{SSD: e.ssds[ssd].name(), Tried: e.rec[ssd].tried(), Err: err}
+		return &GivenUpError{SSD: e.ssds[ssd].name(), Tried: e.recoveryOf(ssd).tried(), Err: err}
 	}
 	return nil
 }
@@ -120,15 +123,15 @@ func (r *ssdRecovery) tried() string {
 // heal resets an SSD's controller as often as it may, and gives the SSD up when that did not help.
 // cause is why.
 func (e *async) heal(ctx context.Context, ssd int, cause error) {
-	r := &e.rec[ssd]
+	r := e.recoveryOf(ssd)
 	// Nobody touches the SSD's queues from here on.
 	err := e.stopped(ctx, func() error {
-		for i := range e.perSSD {
-			atomic.StoreUint32(&e.queue(ssd*e.perSSD+i).Frozen, frozenUnsafe)
+		for g := range e.queuesOf(ssd) {
+			atomic.StoreUint32(&e.queue(g).Frozen, frozenUnsafe)
 		}
 		r.unsafe.Store(true)
-		for i := range e.perSSD {
-			if err := e.still(ctx, e.queue(ssd*e.perSSD+i)); err != nil {
+		for g := range e.queuesOf(ssd) {
+			if err := e.still(ctx, e.queue(g)); err != nil {
 				e.breakWith(err)
 				return err
 			}
@@ -151,8 +154,7 @@ func (e *async) heal(ctx context.Context, ssd int, cause error) {
 			continue
 		}
 		_ = e.stopped(ctx, func() error {
-			for i := range e.perSSD {
-				g := ssd*e.perSSD + i
+			for g := range e.queuesOf(ssd) {
 				e.reissue(e.queue(g), g, false)
 				e.pairs[g].idle = 0
 				e.thaw(e.queue(g), g)
@@ -174,17 +176,16 @@ func (e *async) resetSSD(ctx context.Context, ssd int) error {
 	rctx, cancel := context.WithTimeout(ctx, ctrl.ResetTimeout())
 	defer cancel()
 	generation := ctrl.Generation()
-	e.rec[ssd].down.Store(true)
+	e.recoveryOf(ssd).down.Store(true)
 	err := ctrl.Reset(rctx)
 	if ctrl.Generation() != generation {
-		e.rec[ssd].unsafe.Store(false)
+		e.recoveryOf(ssd).unsafe.Store(false)
 	}
 	if err != nil {
 		return err
 	}
-	e.rec[ssd].down.Store(false)
-	for i := range e.perSSD {
-		g := ssd*e.perSSD + i
+	e.recoveryOf(ssd).down.Store(false)
+	for g := range e.queuesOf(ssd) {
 		qctx, cancel := context.WithTimeout(ctx, recoveryTimeout)
 		// The old one is gone; this frees its memory.
 		err := e.deletePair(qctx, g)
@@ -194,7 +195,7 @@ func (e *async) resetSSD(ctx context.Context, ssd int) error {
 		cancel()
 		if err != nil {
 			return fmt.Errorf("nvme %s: queue pair %d of %d after a reset: %w", e.ssds[ssd].name(),
-				i+1, e.perSSD, err)
+				g%e.perSSD+1, e.perSSD, err)
 		}
 	}
 	return nil
@@ -202,7 +203,7 @@ func (e *async) resetSSD(ctx context.Context, ssd int) error {
 
 // giveUp ends an SSD, whose queues are frozen.
 func (e *async) giveUp(ctx context.Context, ssd int, cause error) {
-	r, ctrl := &e.rec[ssd], e.ssds[ssd].Ctrl
+	r, ctrl := e.recoveryOf(ssd), e.ssds[ssd].Ctrl
 	dead := &GivenUpError{SSD: e.ssds[ssd].name(), Tried: r.tried(), Err: cause}
 	// Disabled also where the last reset got as far as that: it may have failed half way up.
 	dctx, cancel := context.WithTimeout(ctx, ctrl.ResetTimeout())
@@ -220,8 +221,8 @@ func (e *async) giveUp(ctx context.Context, ssd int, cause error) {
 		}
 	}
 	if !dead.Unsafe {
-		for i := range e.perSSD {
-			if err := e.deletePair(dctx, ssd*e.perSSD+i); err != nil { // frees memory
+		for g := range e.queuesOf(ssd) {
+			if err := e.deletePair(dctx, g); err != nil { // frees memory
 				dead.Err = fmt.Errorf("%w; also %w", dead.Err, err)
 			}
 		}
@@ -235,9 +236,8 @@ func (e *async) giveUp(ctx context.Context, ssd int, cause error) {
 // bury fails what the queues of an SSD that was given up hold: all of it, or, while the SSD may
 // still write, what it has not seen. No kernel runs, or is inside one of the queues.
 func (e *async) bury(ssd int) {
-	unsafe := e.rec[ssd].unsafe.Load()
-	for i := range e.perSSD {
-		g := ssd*e.perSSD + i
+	unsafe := e.recoveryOf(ssd).unsafe.Load()
+	for g := range e.queuesOf(ssd) {
 		q := e.queue(g)
 		why := uint32(frozenDead)
 		if unsafe {
@@ -312,7 +312,10 @@ func (e *async) lostError(f *failRecord) error {
 
 // recoveryStats fills in what recovery counts of an SSD.
 func (e *async) recoveryStats(ssd int, per *SSDStats) {
-	r := &e.rec[ssd]
+	r := e.recoveryOf(ssd)
+	if e.lead[ssd] != ssd {
+		return // it is counted there
+	}
 	per.Timeouts, per.Aborts, per.Recreated, per.Resets = r.timeouts.Load(), r.aborts.Load(),
 		r.recreated.Load(), r.resets.Load()
 	if err := e.givenUp(ssd); err != nil {
@@ -341,7 +344,7 @@ func (e *async) endDMA(ctx context.Context) error {
 		}
 	}
 	for g := range e.pairs {
-		s := g / e.perSSD
+		s := e.lead[g/e.perSSD]
 		// Each for itself: an SSD that does not answer must not cost others their time, and a
 		// reset.
 		dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
@@ -388,7 +391,7 @@ func (e *async) leftovers(ssd int) {
 	e.mu.Unlock()
 	for _, x := range sick {
 		rem := e.remaining(x.slot)
-		for g := ssd * e.perSSD; g < (ssd+1)*e.perSSD; g++ {
+		for g := range e.queuesOf(ssd) {
 			if atomic.LoadUint32(&rem[g]) != 0 {
 				e.leftover(x, g)
 			}

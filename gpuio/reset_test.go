@@ -262,6 +262,23 @@ func TestFatalStatus(t *testing.T) {
 	})
 }
 
+// TestStripesShareResets: stripes on one SSD are recovered together, with one reset.
+func TestStripesShareResets(t *testing.T) {
+	bothStacks(t, func(t *testing.T, mk func(*rig, AsyncOptions) Reader) {
+		shape := rigOptions{ssds: 3, lba: 512, rowBytes: 200, rows: 300, ram: true, together: true}
+		r, buses := resetRig(t, shape, "lost(op=read,after=20,times=6)")
+		rd := mk(r, AsyncOptions{Depth: 16, QueuePairs: 2, Timeout: 750 * time.Millisecond,
+			Retries: -1})
+		buses[0].healing.Store(true)
+		buses[0].cfs.Store(true)
+		st := healed(t, r, rd, 4, 120)
+		require.Len(t, st.PerSSD, 1)
+		require.EqualValues(t, 1, st.Resets)
+		require.EqualValues(t, 1, r.ssds[0].Ctrl.Counters().Resets)
+		require.Zero(t, st.Aborts+st.Timeouts+st.Recreated+st.Failed)
+	})
+}
+
 // TestRecoverySteps: each step that fails leads to the next one.
 func TestRecoverySteps(t *testing.T) {
 	bothStacks(t, func(t *testing.T, mk func(*rig, AsyncOptions) Reader) {

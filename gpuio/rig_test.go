@@ -37,6 +37,7 @@ type rigOptions struct {
 	ssds, lba, rowBytes int
 	rows                int64
 	ram                 bool
+	together            bool // all stripes are on one SSD
 	sms                 int
 	faults              string // of the first SSD
 	proxy               func(*proxy.Config)
@@ -93,18 +94,27 @@ func newRig(t testing.TB, o rigOptions) *rig {
 		require.NoError(t, err)
 	}
 	t.Cleanup(func() { require.NoError(t, r.dev.Close()) })
+	stripes := o.ssds
+	if o.together {
+		o.ssds = 1
+	}
 	for s := range o.ssds {
 		path := filepath.Join(dir, fmt.Sprintf("ssd%d.img", s))
 		lbas := rigDataStart + l.LBAsOn(s)
+		if o.together {
+			lbas = rigDataStart + int64(stripes)*(l.LBAsOn(0)+1)
+		}
 		size := (lbas*int64(o.lba) + 4095) / 4096 * 4096
 		img := make([]byte, max(size, 4096))
 		for i := range img {
 			img[i] = 0xA5 // padding must never show up in a row
 		}
-		for row := int64(s); row < o.rows; row += int64(o.ssds) {
-			_, lba, _, off := l.Locate(row)
-			pos := (rigDataStart+int64(lba))*int64(o.lba) + int64(off)
-			fillRow(row, img[pos:pos+int64(o.rowBytes)])
+		for row := range o.rows {
+			stripe, lba, _, off := l.Locate(row)
+			if stripe == s || o.together {
+				pos := (int64(dataStart(o, l, stripe))+int64(lba))*int64(o.lba) + int64(off)
+				fillRow(row, img[pos:pos+int64(o.rowBytes)])
+			}
 		}
 		require.NoError(t, os.WriteFile(path, img, 0o600))
 		cfg := proxy.Config{Path: path, LBABytes: o.lba, RAM: o.ram,
@@ -131,10 +141,22 @@ func newRig(t testing.TB, o rigOptions) *rig {
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, ctrl.Close(context.Background())) })
 		r.buses = append(r.buses, bus)
-		r.ssds = append(r.ssds, &SSD{Ctrl: ctrl, Name: fmt.Sprintf("ssd%d", s), BackingPath: path,
-			DataStart: rigDataStart})
+		for k := range stripes {
+			if k == s || o.together {
+				r.ssds = append(r.ssds, &SSD{Ctrl: ctrl, Name: fmt.Sprintf("ssd%d", s),
+					BackingPath: path, DataStart: dataStart(o, l, k)})
+			}
+		}
 	}
 	return r
+}
+
+// dataStart is where a stripe begins.
+func dataStart(o rigOptions, l Layout, stripe int) nvme.LBA {
+	if !o.together {
+		return rigDataStart
+	}
+	return rigDataStart + nvme.LBA(stripe)*nvme.LBA(l.LBAsOn(0)+1)
 }
 
 // reader makes a stack and closes it before the SSDs.
