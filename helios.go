@@ -26,6 +26,7 @@ import (
 	"helios/dataset"
 	"helios/dataset/stripe"
 	"helios/gnn"
+	"helios/gpuio"
 	"helios/internal/bound"
 	"helios/internal/errs"
 	"helios/internal/pci"
@@ -87,7 +88,7 @@ func Load(ctx context.Context, dir string, files ...string) (err error) {
 	}
 	defer func() { err = errors.Join(err, ssds.Close()) }()
 	if a, err := stripe.Find(ctx, data, ssds.SSDs, stripe.AttachOptions{}); err == nil &&
-		len(a.SSDs) == len(files) {
+		len(gpuio.Distinct(a.SSDs)) == len(files) {
 		return nil
 	}
 	if _, err := dataset.VerifyAllButRows(ctx, data, nil); err != nil {

@@ -57,6 +57,16 @@ func Distinct(ssds []*SSD) (out []*SSD) {
 	return out
 }
 
+// StripesOn counts the stripes on an SSD.
+func StripesOn(ssds []*SSD, ssd *SSD) (n int) {
+	for _, s := range ssds {
+		if s == ssd || s.Ctrl == ssd.Ctrl && s.Ctrl != nil {
+			n++
+		}
+	}
+	return n
+}
+
 // firstOf returns the first stripe that is on the drive of stripe i.
 func firstOf(ssds []*SSD, i int) int {
 	return slices.IndexFunc(ssds, func(o *SSD) bool {

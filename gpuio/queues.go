@@ -84,16 +84,11 @@ func (e *queueSet) queue(g int) *queueState { return at[queueState](e.queueBuf.P
 // pairLimit is the number of queue pairs of stripe i for a reader that asks for so many, or with 0
 // for what it needs. The stripes of one SSD share its queue pairs.
 func pairLimit(ssds []*SSD, i, asked int) int {
-	limit, stripes := ssds[i].Ctrl.MaxQueuePairs(), 0
+	limit := ssds[i].Ctrl.MaxQueuePairs()
 	if asked == 0 && limit > 1 {
 		limit-- // leaves one for Bulk
 	}
-	for _, s := range ssds {
-		if s.Ctrl == ssds[i].Ctrl {
-			stripes++
-		}
-	}
-	return limit / stripes
+	return limit / StripesOn(ssds, ssds[i])
 }
 
 // commandsPerQueue is the number of commands in an SSD's queue: a ring keeps one entry free.

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"helios/dataset/stripe"
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/internal/hardware"
@@ -290,7 +291,13 @@ func predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, modes []st
 	if err != nil {
 		return nil, nil, err
 	}
-	if profile.SSDs.Measured, err = measure(ctx, in.SSDs, m.Nodes,
+	ssds := in.SSDs // by stripe, where the dataset is found: each is a part of the reads
+	if !slices.ContainsFunc(ssds, func(d *gpuio.SSD) bool { return d.Ctrl == nil }) {
+		if _, stripes, err := stripe.Attach(ctx, in.Dataset, ssds); err == nil {
+			ssds = stripes
+		}
+	}
+	if profile.SSDs.Measured, err = measure(ctx, ssds, m.Nodes,
 		int64(m.RowBytes())); err != nil {
 		return nil, nil, err
 	}
@@ -301,7 +308,7 @@ func predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, modes []st
 	cfg.Timeline, cfg.OnBatch, cfg.OnRows = nil, nil, nil
 	cfg.CheckpointDir, cfg.Resume, cfg.CheckpointEvery, cfg.Tune = "", false, 0, ""
 	p, err := planner.New(planner.Options{Config: cfg, Inputs: in, RowType: m.RowType(),
-		Hardware: cost.Hardware{Profile: profile, SSDs: max(len(in.SSDs), 1)},
+		Hardware: cost.Hardware{Profile: profile, SSDs: max(len(ssds), 1)},
 		Graph: planner.Graph{Name: m.Name, Nodes: m.Nodes, Edges: m.Edges, Dim: m.Dim,
 			Classes: max(m.Classes, 1), Train: float64(len(train)) / float64(max(m.Nodes, 1))},
 		Find: tiers.Prediction}, obs)
@@ -464,7 +471,7 @@ const (
 	measureAlign   = 4096
 )
 
-// measureSSDs models the slowest of the SSDs by short measurements of the files behind them, where
+// measureSSDs models the slowest of the stripes' SSDs by short measurements of the files behind them, where
 // the rows are: holes of a file would be read in no time.
 func measureSSDs(ctx context.Context, ssds []*gpuio.SSD, rows, rowBytes int64) (*ssdmodel.Model,
 	error) {
@@ -479,6 +486,9 @@ func measureSSDs(ctx context.Context, ssds []*gpuio.SSD, rows, rowBytes int64) (
 			rate, err := readRate(ctx, d.BackingPath, extent, way.threads, way.bytes)
 			if err != nil {
 				return nil, err
+			}
+			if k > 0 { // the SSD's stripes share them
+				rate /= float64(gpuio.StripesOn(ssds, d))
 			}
 			if i == 0 || rate < slowest[k] {
 				slowest[k] = rate

@@ -5,14 +5,14 @@ import (
 
 	"helios/gpuio"
 	"helios/gpuio/iobench"
-	"helios/internal/ssdmodel"
 	"helios/internal/state"
 )
 
 // limit says of a row what its SSDs and their links allow, where a model or the kernel tells.
 func (b *ioBench) limit(row *iobench.Row, bound []state.SSD, ssds []*gpuio.SSD) error {
-	models, links := make([]*ssdmodel.Model, len(ssds)), make([]float64, len(ssds))
+	stripes := make([]iobench.Stripe, len(ssds))
 	for i, s := range ssds {
+		stripes[i].On = gpuio.StripesOn(ssds, s)
 		for _, d := range bound {
 			if d.Name != s.Name {
 				continue
@@ -21,9 +21,9 @@ func (b *ioBench) limit(row *iobench.Row, bound []state.SSD, ssds []*gpuio.SSD) 
 			if d.Kind == state.KindVFIO {
 				// its data sheet is not known, its link is
 				if c, err := b.machine.Sys.Device(filepath.Base(d.Path)); err == nil {
-					links[i] = c.LinkBytes()
+					stripes[i].Link = c.LinkBytes()
 				}
-			} else if models[i], err = b.opener.opener().ModelOf(d); err != nil {
+			} else if stripes[i].Model, err = b.opener.opener().ModelOf(d); err != nil {
 				return err
 			}
 		}
@@ -33,6 +33,6 @@ func (b *ioBench) limit(row *iobench.Row, bound []state.SSD, ssds []*gpuio.SSD) 
 	if row.IOPS > 0 { // several rows may share a command
 		bytes = max(bytes, row.SSDBytesPerSecond/row.IOPS)
 	}
-	row.Limit(models, links, int64(bytes))
+	row.Limit(stripes, int64(bytes))
 	return nil
 }

@@ -108,8 +108,8 @@ func loadComputed(ctx context.Context, e *env, d *dataset.Dataset, set *ssdSet,
 	}
 	e.ui.Printf("%s: nothing to load: the %d SSDs compute its %d rows as %s", d.Meta.Name,
 		len(a.SSDs), a.Layout.Rows, a.RowType)
-	return true, e.ui.Event("result", stripe.LoadReport{SSDs: len(a.SSDs), Rows: a.Layout.Rows,
-		RowDType: a.RowType.String(), RowBytes: int(a.Layout.RowBytes),
+	return true, e.ui.Event("result", stripe.LoadReport{SSDs: len(a.SSDs), Stripes: len(a.SSDs),
+		Rows: a.Layout.Rows, RowDType: a.RowType.String(), RowBytes: int(a.Layout.RowBytes),
 		RowsPerLBA: int(a.Layout.RowsPerLBA), LBAsPerRow: int(a.Layout.LBAsPerRow),
 		PaddingBytes: a.Layout.PaddingBytes(), Computed: true, Extents: []stripe.SSDExtents{}})
 }

@@ -18,8 +18,9 @@ func loadCommand() *cli.Command {
 		Name:      "load",
 		Usage:     "stripe a dataset's features over the SSDs, with superblocks and checksums",
 		ArgsUsage: "[DATASET]",
-		Description: "SSDs may hold several datasets: load takes the room that others leave, and unload frees some. SSDs without\n" +
-			"room, or with prepared pages of this dataset or anything else on them are refused, unless --force names their serial\n" +
+		Description: "SSDs may hold several datasets: load takes the room that others leave, and unload frees some. Each SSD takes an\n" +
+			"equal share; where that has no room, those with more of it take several of up to 8 or two for each SSD equal stripes,\n" +
+			"and as many parts of the reads. SSDs without room, or with prepared pages of this dataset or anything else on them are refused, unless --force names their serial\n" +
 			"numbers: then they hold this dataset alone. An SSD is blank where its first and last MiB are all zeroes, and so are some 2,000 places\n" +
 			"between them. To empty one: \"blkdiscard\" of the whole SSD, while the kernel has it.\n\n" +
 			"A load that was interrupted, by Ctrl-C, a kill or a power failure, is resumed by the next one of the\n" +
@@ -102,6 +103,10 @@ func runLoad(ctx context.Context, e *env, a *loadArgs) (err error) {
 	if r.RowScales > 0 {
 		sums += ", " + units.FormatBytes(r.RowScales) + " of scales"
 	}
+	where := fmt.Sprintf("on %d SSDs", r.SSDs)
+	if r.Stripes > r.SSDs {
+		where = fmt.Sprintf("in %d stripes %s", r.Stripes, where)
+	}
 	how := ""
 	if r.ResumedBytes > 0 {
 		how = fmt.Sprintf(", resumed at %.0f %%", 100*float64(r.ResumedBytes)/float64(r.DataBytes))
@@ -109,8 +114,8 @@ func runLoad(ctx context.Context, e *env, a *loadArgs) (err error) {
 		how = ", started over"
 	}
 	e.ui.Printf(
-		"%s: %d rows of %s (%s) on %d SSDs in %.2f s: %s (%s), padding %s, %d checksummed chunks, %s%s",
-		d.Meta.Name, r.Rows, units.FormatBytes(int64(r.RowBytes)), r.RowDType, r.SSDs, r.Seconds,
+		"%s: %d rows of %s (%s) %s in %.2f s: %s (%s), padding %s, %d checksummed chunks, %s%s",
+		d.Meta.Name, r.Rows, units.FormatBytes(int64(r.RowBytes)), r.RowDType, where, r.Seconds,
 		units.FormatBytes(r.DataBytes), packing, units.FormatBytes(r.PaddingBytes), r.Chunks,
 		sums, how)
 	return e.ui.Event("result", r)

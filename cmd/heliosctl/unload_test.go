@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"testing"
 	"time"
@@ -53,4 +54,56 @@ func TestTwoDatasetsOnOnePair(t *testing.T) {
 	r := hc(t, args("h")...)
 	require.Zero(t, r.code)
 	require.Equal(t, other, last(t, r.out)["params_sha256"])
+}
+
+// TestUnevenSSDs: SSDs of two sizes hold a dataset that equal shares have no room for. Every mode
+// reads it, with packed pages beside the rows, and trains what runs in memory train; kills of a load
+// and of an addition do no harm; it is found in any order and unloaded.
+func TestUnevenSSDs(t *testing.T) {
+	t.Chdir(t.TempDir())
+	t.Setenv("HELIOS_STATE", "state")
+	ok(t, "generate", "--nodes", "20000", "--classes", "4", "--dim", "48", "--seed", "9", "--out", "g")
+	ok(t, "generate", "--nodes", "3000", "--dim", "16", "--seed", "3", "--out", "h")
+	for name, mib := range map[string]int64{"a.img": 4, "b.img": 14} {
+		f, err := os.Create(name)
+		require.NoError(t, err)
+		require.NoError(t, errors.Join(f.Truncate(mib<<20), f.Close()))
+	}
+	ok(t, "bind-ssds", "--proxy", "a.img,b.img")
+	ok(t, "load", "h")
+	for i := range 8 {
+		c := child(t, "load", "g", "--mark-every", "1ms")
+		require.NoError(t, c.Start())
+		time.Sleep(time.Duration(60+10*i) * time.Millisecond)
+		_ = c.Process.Kill()
+		_ = c.Wait()
+	}
+	r := hc(t, "load", "g")
+	require.Zero(t, r.code, r.errOut)
+	require.Contains(t, r.out, "stripes on 2 SSDs")
+	require.Contains(t, r.errOut, "equal shares have no room")
+	require.Contains(t, ok(t, "verify", "g", "--source"), "20000 rows equal to the source")
+	train := func(mode string, more ...string) string {
+		args := append([]string{"train", "g", "--mode", mode, "--fanout", "5,5", "--batch-size",
+			"128", "--hidden", "16", "--epochs", "1", "--json", "--quiet"}, more...)
+		return last(t, ok(t, args...))["params_sha256"].(string)
+	}
+	want := train("inmem")
+	for _, mode := range []string{"helios", "cpu", "mmap", "gids", "bam", "ginex", "diskgnn"} {
+		require.Equal(t, want, train(mode), mode)
+	}
+	require.Equal(t, want, train("diskgnn", "--pages-on", "ssds", "--packed-dir", "packs"))
+	require.Equal(t, want, train("helios", "--ssds", "ssd1,ssd0"))
+	require.Contains(t, ok(t, "verify", "g", "--source"), "20000 rows equal to the source")
+	fails(t, hc(t, "verify", "g", "--ssds", "ssd0"), 5, "verify", "is missing")
+	l := lines(t, ok(t, "ssds", "--json"))
+	require.Greater(t, len(l[1]["datasets"].([]any)), len(l[0]["datasets"].([]any)))
+	io := last(t, ok(t, "train", "g", "--mode", "helios", "--gpu-cache", "0", "--cpu-cache", "0",
+		"--epochs", "1", "--fanout", "5", "--hidden", "8", "--json", "--quiet"))["io"].(map[string]any)
+	ssds := io["ssds"].([]any)
+	require.Len(t, ssds, 2)
+	few, many := ssds[0].(map[string]any), ssds[1].(map[string]any)
+	require.Greater(t, many["commands"], few["commands"])
+	require.Equal(t, []any{"ssd0", "ssd1"}, last(t, ok(t, "unload", "g", "--json"))["ssds"])
+	require.Contains(t, ok(t, "verify", "h", "--source"), "3000 rows equal to the source")
 }

@@ -671,7 +671,7 @@ func openTargets(ctx context.Context, ssds []*gpuio.SSD) ([]*target, error) {
 		return nil, errs.New(errs.Usage, "no SSDs are bound; run \"heliosctl bind-ssds\" first")
 	}
 	var ts []*target
-	for _, s := range ssds {
+	for _, s := range gpuio.Distinct(ssds) {
 		ns := s.Ctrl.Namespace()
 		if err := ctx.Err(); err != nil {
 			return nil, errors.Join(err, closeTargets(ctx, ts))

@@ -51,7 +51,7 @@ type counted struct{ reads, units uint64 }
 // counters are those of each SSD.
 func (b *bench) counters(ctx context.Context) ([]counted, error) {
 	var out []counted
-	for _, s := range b.cfg.SSDs {
+	for _, s := range gpuio.Distinct(b.cfg.SSDs) {
 		log, err := b.cfg.smart(ctx, s)
 		if err != nil {
 			return nil, fmt.Errorf("SMART counters: %w", err)

@@ -177,7 +177,7 @@ func Run(ctx context.Context, cfg Config) (Row, error) {
 		return runVirtual(ctx, cfg)
 	}
 	row := cfg.row()
-	row.SSDs, row.Device, row.Clock = len(cfg.SSDs), cfg.Dev.Info().Name, ClockWall
+	row.SSDs, row.Device, row.Clock = len(gpuio.Distinct(cfg.SSDs)), cfg.Dev.Info().Name, ClockWall
 	l, err := cfg.layout()
 	if err != nil {
 		return row, err

@@ -92,7 +92,7 @@ func runVirtual(ctx context.Context, cfg Config) (Row, error) {
 		row.LinkBoundIOPS = cfg.Hardware.PCIe.CopyGBs.Value * 1e9 / float64(cfg.RowBytes)
 	}
 	idle := m.Model().MeanLatency(ssdmodel.Read) - time.Duration(cfg.Hardware.PCIe.IncludedNS.NS())
-	row.limitDepth(idle)
+	row.limitDepth(idle, row.SSDs)
 	gpu := &cfg.Hardware.GPU
 	row.LaunchUS, row.TeardownUS = gpu.LaunchNS.Value/1e3, gpu.TeardownNS.Value/1e3
 	v.rows, v.offs = make([]int64, 0, cfg.setRows), make([]int64, cfg.SSDCount+1)
@@ -110,38 +110,42 @@ func runVirtual(ctx context.Context, cfg Config) (Row, error) {
 }
 
 // limitDepth is the rate that the reads in flight allow, each of which takes idle or more on
-// average.
-func (r *Row) limitDepth(idle time.Duration) {
+// average: on so many stripes.
+func (r *Row) limitDepth(idle time.Duration, stripes int) {
 	if idle > 0 {
-		r.DepthBoundIOPS = float64(r.Depth*r.SSDs) / idle.Seconds()
+		r.DepthBoundIOPS = float64(r.Depth*stripes) / idle.Seconds()
 	}
 }
 
+// Stripe is what bounds the reads of one stripe, of several that have as many reads each.
+type Stripe struct {
+	Model *ssdmodel.Model // that its SSD plays; nil: none
+	Link  float64         // of its SSD, in bytes a second; 0: not known
+	On    int             // stripes that its SSD has
+}
+
 // Limit is the rate that SSDs that play models allow, for commands of so many bytes, and the links
-// of those that have one: sums over the SSDs, 0 where one of them has none.
-func (r *Row) Limit(models []*ssdmodel.Model, linkBytesPerSecond []float64, bytes int64) {
+// of those that have one: the slowest stripe's, for all; 0 where one of them has none.
+func (r *Row) Limit(stripes []Stripe, bytes int64) {
 	var idle time.Duration
-	var ssds, links float64
-	for _, m := range models {
-		if m == nil {
-			ssds, idle = 0, 0
-			break
+	ssds, links, models := math.Inf(1), math.Inf(1), true
+	for _, s := range stripes {
+		n := float64(len(stripes)) / float64(s.On)
+		links = min(links, s.Link/float64(bytes)*n)
+		if s.Model == nil {
+			ssds, models = 0, false
+			continue
 		}
-		ssds += m.Peak(ssdmodel.Read, bytes)
-		idle += m.MeanLatency(ssdmodel.Read) / time.Duration(len(models))
-	}
-	for _, l := range linkBytesPerSecond {
-		if l == 0 {
-			links = 0
-			break
-		}
-		links += l / float64(bytes)
+		ssds = min(ssds, s.Model.Peak(ssdmodel.Read, bytes)*n)
+		idle += s.Model.MeanLatency(ssdmodel.Read) / time.Duration(len(stripes))
 	}
 	if !math.IsInf(ssds, 0) {
 		r.SSDBoundIOPS = ssds
 	}
 	r.LinkBoundIOPS = links
-	r.limitDepth(idle)
+	if models {
+		r.limitDepth(idle, len(stripes))
+	}
 }
 
 // virtualLayout fills the SSDs of a model with rows.

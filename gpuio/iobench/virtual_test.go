@@ -91,17 +91,21 @@ func TestLimit(t *testing.T) {
 	require.NoError(t, err)
 	idle := slow.MeanLatency(ssdmodel.Read).Seconds()
 	r := Row{SSDs: 2, Depth: 16}
-	r.Limit([]*ssdmodel.Model{slow, slow}, []float64{8e9, 4e9}, 4096)
+	r.Limit([]Stripe{{slow, 8e9, 1}, {slow, 4e9, 1}}, 4096)
 	require.InDelta(t, 100e3, r.SSDBoundIOPS, 1)
-	require.InDelta(t, 12e9/4096, r.LinkBoundIOPS, 1e-3)
+	require.InDelta(t, 8e9/4096, r.LinkBoundIOPS, 1e-3)
 	require.InDelta(t, 32/idle, r.DepthBoundIOPS, 1)
 	r = Row{SSDs: 2, Depth: 16}
-	r.Limit([]*ssdmodel.Model{slow, nil}, []float64{8e9, 0}, 4096)
+	r.Limit([]Stripe{{slow, 8e9, 1}, {nil, 0, 1}}, 4096)
 	require.Equal(t, Row{SSDs: 2, Depth: 16}, r)
+	r.Limit([]Stripe{{slow, 9e9, 1}, {slow, 9e9, 2}, {slow, 9e9, 2}}, 4096)
+	require.InDelta(t, 75e3, r.SSDBoundIOPS, 1, "the SSD of two stripes has two thirds")
+	require.InDelta(t, 27e9/2/4096, r.LinkBoundIOPS, 1e-3)
+	require.InDelta(t, 48/idle, r.DepthBoundIOPS, 1)
 	fixed, err := ssdmodel.Fixed(time.Millisecond)
 	require.NoError(t, err)
 	r = Row{SSDs: 1, Depth: 1}
-	r.Limit([]*ssdmodel.Model{fixed}, []float64{0}, 512)
+	r.Limit([]Stripe{{fixed, 0, 1}}, 512)
 	require.Zero(t, r.SSDBoundIOPS, "nothing but the latency bounds it")
 	require.InDelta(t, 1000, r.DepthBoundIOPS, 0.1)
 }
