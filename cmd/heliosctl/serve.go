@@ -796,12 +796,17 @@ func (l *servedLoader) tensors(b *sched.Loaded) []serve.Tensor {
 			pairs, edge := hostmem.View[int64](to), int64(0)
 			for h := range b.Blocks {
 				k := &b.Blocks[h]
+				drawn := k.Src[k.Indptr[firstOf(b, h)]:k.Indptr[k.NumDst]]
+				widen(pairs[edge:], drawn)
+				into := pairs[edges+edge:]
 				for d := firstOf(b, h); d < k.NumDst; d++ {
-					for _, s := range k.Src[k.Indptr[d]:k.Indptr[d+1]] {
-						pairs[edge], pairs[edges+edge] = int64(s), d
-						edge++
+					n := k.Indptr[d+1] - k.Indptr[d]
+					for i := range into[:n] {
+						into[i] = d
 					}
+					into = into[n:]
 				}
+				edge += int64(len(drawn))
 			}
 		}})
 }
@@ -870,6 +875,7 @@ func (l *servedLoader) rowsGoAsTheyAre() bool {
 
 // widen copies numbers into larger ones.
 func widen[T int32 | uint32](to []int64, from []T) {
+	to = to[:len(from)]
 	for i, v := range from {
 		to[i] = int64(v)
 	}

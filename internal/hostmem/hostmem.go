@@ -17,16 +17,14 @@ import (
 	"helios/internal/errs"
 )
 
-// PageBytes is the alignment of every allocation.
-const PageBytes = 4096
-
 const (
-	hugeBytes = 2 << 20
-	// From this size on an allocation is compared with the memory that is left. Linux
-	// overcommits: without the question, a budget larger than memory would end in the
-	// OOM killer instead of an error.
-	checkBytes = 64 << 20
+	PageBytes     = 4096 // the alignment of every allocation
+	HugePageBytes = 2 << 20
 )
+
+// From this size on an allocation is compared with the memory that is left. Linux overcommits:
+// without the question, a budget larger than memory would end in the OOM killer.
+const checkBytes = 64 << 20
 
 type block struct {
 	base    unsafe.Pointer
@@ -99,7 +97,7 @@ func mapOrdinary(size int64, purpose string) (unsafe.Pointer, uintptr, error) {
 	if err != nil {
 		return nil, 0, fmt.Errorf("allocate %d bytes for %s: mmap: %w", size, purpose, err)
 	}
-	if size >= hugeBytes {
+	if size >= HugePageBytes {
 		// Advice only: a kernel without huge pages gives small ones.
 		_ = unix.Madvise(unsafe.Slice((*byte)(p), size), unix.MADV_HUGEPAGE)
 	}

@@ -267,3 +267,33 @@ func TestMapFile(t *testing.T) {
 		}
 	}
 }
+
+// A file's huge pages' worth is mapped where a huge page can hold it, and keeps its content.
+func TestMapFileOnHugePages(t *testing.T) {
+	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd) //nolint:errcheck // mapped
+	const bytes = 3*HugePageBytes + PageBytes
+	if err := unix.Ftruncate(fd, bytes); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Pwrite(fd, []byte{7}, HugePageBytes); err != nil {
+		t.Fatal(err)
+	}
+	for _, offset := range []int64{0, PageBytes, HugePageBytes} {
+		b, err := MapFile(fd, offset, bytes-offset, bytes, "test file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := uintptr(unsafe.Pointer(unsafe.SliceData(b)))
+		if at%HugePageBytes != uintptr(offset)%HugePageBytes || b[HugePageBytes-offset] != 7 {
+			t.Fatalf("offset %d: at %#x, byte %d", offset, at, b[HugePageBytes-offset])
+		}
+		b[len(b)-1] = 1 // the rest is there
+		if err := Free(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

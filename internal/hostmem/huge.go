@@ -33,7 +33,7 @@ func HugePool(root string) (total, free int64, err error) {
 	if err != nil {
 		return 0, 0, fmt.Errorf("huge pages: %w", err)
 	}
-	return all * hugeBytes, max(unused-promised, 0) * hugeBytes, nil
+	return all * HugePageBytes, max(unused-promised, 0) * HugePageBytes, nil
 }
 
 // HugeBytes returns how much of the live allocations lies on reserved huge pages, as mapped.
@@ -47,8 +47,8 @@ func HugeBytes() int64 {
 // memory, where there are not enough of them, where the last page would be mostly waste, and where
 // the kernel, or a control group, does not give what the pool shows.
 func mapHuge(size int64) (p unsafe.Pointer, mapped uintptr, ok bool) {
-	rounded := (size + hugeBytes - 1) &^ (hugeBytes - 1)
-	if size < hugeBytes || rounded < size || rounded-size > size/4 {
+	rounded := (size + HugePageBytes - 1) &^ (HugePageBytes - 1)
+	if size < HugePageBytes || rounded < size || rounded-size > size/4 {
 		return nil, 0, false
 	}
 	if _, free, err := HugePool(""); err != nil || free < rounded {

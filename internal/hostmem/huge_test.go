@@ -26,8 +26,8 @@ func TestHugePool(t *testing.T) {
 		}
 	}
 	put("9", "7", "3")
-	if total, free, err := HugePool(root); err != nil || total != 9*hugeBytes ||
-		free != 4*hugeBytes {
+	if total, free, err := HugePool(root); err != nil || total != 9*HugePageBytes ||
+		free != 4*HugePageBytes {
 		t.Errorf("%d %d %v", total, free, err)
 	}
 	put("2", "1", "5") // surplus pages were promised
@@ -43,7 +43,7 @@ func TestHugePool(t *testing.T) {
 // Runs where huge pages are reserved, as in a guest of tools/vmtest.
 func TestReservedHugePages(t *testing.T) {
 	_, before, err := HugePool("")
-	if err != nil || before < 4*hugeBytes || before > 1<<30 {
+	if err != nil || before < 4*HugePageBytes || before > 1<<30 {
 		t.Skipf(
 			"%d bytes of reserved huge pages are free (%v); want 8 MiB to 1 GiB (sysctl vm.nr_hugepages=4)",
 			before, err)
@@ -56,12 +56,12 @@ func TestReservedHugePages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := Alloc(2*hugeBytes-4097, "huge")
+	b, err := Alloc(2*HugePageBytes-4097, "huge")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, left, err := HugePool("")
-	if err != nil || before-left != 2*hugeBytes || HugeBytes() != 2*hugeBytes {
+	if err != nil || before-left != 2*HugePageBytes || HugeBytes() != 2*HugePageBytes {
 		t.Errorf("%d bytes left the pool, %d counted, %v", before-left, HugeBytes(), err)
 	}
 	for i := range b {
@@ -71,20 +71,20 @@ func TestReservedHugePages(t *testing.T) {
 		b[i] = 1
 	}
 	r1, err := ReadRSS()
-	if err != nil || r1.HugeTLB-r0.HugeTLB != 2*hugeBytes {
+	if err != nil || r1.HugeTLB-r0.HugeTLB != 2*HugePageBytes {
 		t.Errorf("resident huge pages %d, then %d, %v", r0.HugeTLB, r1.HugeTLB, err)
 	}
-	if now, err := AvailableBytes(); err != nil || now < available-2*hugeBytes {
+	if now, err := AvailableBytes(); err != nil || now < available-2*HugePageBytes {
 		t.Errorf("available %d, then %d: the pool's pages counted", available, now)
 	}
 	// Ordinary memory: too small, mostly waste in the last page, more than the pool has.
-	for _, size := range []int64{hugeBytes - 1, hugeBytes + 1, left + hugeBytes/2} {
+	for _, size := range []int64{HugePageBytes - 1, HugePageBytes + 1, left + HugePageBytes/2} {
 		o, err := Alloc(size, "ordinary")
 		if err != nil {
 			t.Fatal(err)
 		}
 		o[size-1] = 1
-		if HugeBytes() != 2*hugeBytes {
+		if HugeBytes() != 2*HugePageBytes {
 			t.Errorf("%d bytes: on huge pages", size)
 		}
 		if err := Free(o); err != nil {

@@ -8,12 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"helios/internal/errs"
+	"helios/internal/hostmem"
 	"helios/internal/units"
 )
 
 const (
 	alignment = 64
-	pageBytes = 4096
 	firstSlot = 256 << 10 // bytes of a slot until a batch needs more
 )
 
@@ -85,11 +85,8 @@ func newRing(of *memory, slots int, slotBytes int64, on DeviceLoader, placer Pla
 		unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
 		return nil, fmt.Errorf("ring: %w", err)
 	}
-	if r.data, err = unix.Mmap(r.fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE,
-		unix.MAP_SHARED); err != nil {
-		return nil, fmt.Errorf("ring of %d bytes: %w", size, err)
-	}
-	return r, nil
+	r.data, err = hostmem.MapFile(r.fd, 0, size, size, "a client's ring")
+	return r, err
 }
 
 // unmap releases our side.
@@ -107,7 +104,7 @@ func (r *ring) unmap() error {
 		}
 	}
 	if r.data != nil {
-		_ = unix.Munmap(r.data) // it is a whole mapping
+		err = errors.Join(err, hostmem.Free(r.data))
 		r.data = nil
 	}
 	if r.fd >= 0 {
@@ -173,9 +170,14 @@ func layout(of []Tensor) (described []tensor, bytes int64) {
 	return described, bytes
 }
 
-// slotFor returns the size of slots that hold so many bytes, with room for larger batches.
+// slotFor returns the size of slots that hold so many bytes, with room for larger batches. Large
+// slots are of whole huge pages.
 func slotFor(bytes int64) int64 {
-	return (bytes + bytes/2 + pageBytes - 1) &^ (pageBytes - 1)
+	page := int64(hostmem.PageBytes)
+	if bytes += bytes / 2; bytes > 4*hostmem.HugePageBytes {
+		page = hostmem.HugePageBytes
+	}
+	return (bytes + page - 1) &^ (page - 1)
 }
 
 // put writes tensors into a slot, but for the first one where that is there.
