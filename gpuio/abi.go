@@ -9,7 +9,8 @@ import (
 
 // The state that the submit and complete kernels share, in device memory, and their parameter
 // blocks. The CUDA kernels get the same bytes, so layouts are asserted below. Addresses are
-// DevicePtr; a field's comment names which side may touch it:
+// DevicePtr; a field's comment names which side may touch it (on a GPU the host changes its copy
+// while no kernel runs, rungmem.go):
 //
 //	host      written by the host while no kernel uses the entry
 //	owner     the holder of queueState.Own (submission side)
@@ -132,9 +133,11 @@ type queueState struct {
 	PendHead uint32 // owner
 	PendTail uint32 // shared: advanced by the submit kernel, of which one runs at a time
 	Scan     uint32 // owner: bitmap word to look at next
-	_        [3]uint32
-	PendRing [maxSets]uint32  // set slots, oldest first
-	Pend     [maxSets]segment // of the set in the same place of PendRing
+	_        uint32
+	// host: Commands as the host reaches them
+	HostCommands cuda.DevicePtr
+	PendRing     [maxSets]uint32  // set slots, oldest first
+	Pend         [maxSets]segment // of the set in the same place of PendRing
 
 	// Between the sides.
 	// shared: set bits are free CIDs; taken with acquire, given back with release
@@ -171,14 +174,21 @@ type command struct {
 	Set        uint16
 	NLB        uint16 // number of LBAs less one, as in CDW12
 	Index      uint32 // the set's unit
-	LBA        uint64
+	Place      uint64 // LBA, and above placeBits the byte of the (first) row in its LBAs
 	PRP1, PRP2 uint64
 	Dst        cuda.DevicePtr // where completion copies the (first) row to; 0: all is already there
 	Start      int64          // ns, first attempt
 	Deadline   int64          // ns, shared
-	ByteOffset uint32         // of the (first) row in its LBAs
-	State      uint32         // shared
+	_          uint32
+	State      uint32 // shared
 }
+
+// placeBits is the width of an LBA in command.Place; no SSD has as many (checkSSDs).
+const placeBits = 48
+
+func placed(lba uint64, offset uint32) uint64 { return lba | uint64(offset)<<placeBits }
+
+func (c *command) lba() uint64 { return c.Place & (1<<placeBits - 1) }
 
 // failRecord describes one failed row.
 type failRecord struct {

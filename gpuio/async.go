@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"helios/cuda"
 	"helios/internal/errs"
@@ -110,11 +109,14 @@ type async struct {
 	complEv      [maxSets]cuda.Event
 	host         *hostSide
 	handle       uint64
+	stateS       cuda.Stream // moves kernel state; nil on the host device
+	seen         sync.Mutex  // guards seenBuf
+	seenBuf      cuda.Buffer // queueState[queues], for states
 
 	// The sets in flight: their memory, which kernels and the host share, and what their forms
 	// need.
-	setBuf  cuda.Buffer // setState[maxSets] and their arrays
-	shape   setShape    // of one set's arrays behind the setStates
+	setBuf  twin     // setState[maxSets × shape.stride], with the sets' arrays between them
+	shape   setShape // of one set's arrays behind the setStates
 	sorting coalesceScratch
 	scratch [maxSets]setScratch
 	retired []cuda.Buffer // outgrown, and perhaps in use
@@ -237,6 +239,11 @@ func checkSSDs(ssds []*SSD, l Layout, queues bool) error {
 			continue
 		}
 		ns := d.Ctrl.Namespace()
+		if queues && (ns.Blocks > 1<<placeBits || ns.LBABytes > 1<<16) {
+			return errs.New(errs.Capability,
+				"SSD %s has %d LBAs of %d bytes: at most 2^%d of 65536; use the cpu stack", d.name(),
+				ns.Blocks, ns.LBABytes, placeBits)
+		}
 		if ns.LBABytes != int(l.LBABytes) {
 			return errs.New(errs.Usage,
 				"SSD %s has LBAs of %d bytes, the layout %d: load the dataset again", d.name(),
@@ -275,12 +282,20 @@ func (e *async) open(ctx context.Context) error {
 		e.gate = make(chan struct{}, 1)
 	}
 	e.shape = shapeOf(len(e.ssds), e.queues())
-	if e.setBuf, err = e.alloc(int64(maxSets*(setStateBytes+e.shape.bytes)),
+	if e.setBuf, err = e.twin(int64(maxSets*e.shape.stride)*setStateBytes,
 		"gpuio sets"); err != nil {
 		return err
 	}
 	if err := e.openQueues(ctx); err != nil {
 		return err
+	}
+	if !e.onHost() {
+		if e.seenBuf, err = e.alloc(e.queueBuf.dev.Size(), "gpuio queues"); err != nil {
+			return err
+		}
+		if err := e.move(ctx, (*twin).push); err != nil {
+			return err
+		}
 	}
 	if err := e.openHostSide(); err != nil {
 		return err
@@ -488,12 +503,13 @@ func (e *async) fillSet(p *asyncPending, rs *ReadSet) (coalesced bool, err error
 			direct = 1
 		}
 	}
-	arrays := e.setArrays(p.slot)
+	_, arrays := e.setArrays(p.slot)
 	iovas := arrays + cuda.DevicePtr(e.shape.iovas)
-	copy(unsafe.Slice(at[int64](arrays, 0), nssd+1), rs.SSDOffset)
+	copy(array[int64](e, p.slot, 0, nssd+1), rs.SSDOffset)
 	if direct != 0 {
-		for s := range nssd {
-			*at[uint64](iovas, s) = uint64(p.mapping.iovas[s]) + uint64(rs.DstOffset)
+		to := array[uint64](e, p.slot, e.shape.iovas, nssd)
+		for s := range to {
+			to[s] = uint64(p.mapping.iovas[s]) + uint64(rs.DstOffset)
 		}
 	}
 	set := setState{
@@ -510,7 +526,7 @@ func (e *async) fillSet(p *asyncPending, rs *ReadSet) (coalesced bool, err error
 		return false, err
 	}
 	if direct == 0 || coalesced { // a run may need a copy where its rows alone would not
-		if err := e.ensureStaging(); err != nil {
+		if err := e.ensureStaging(e.submitS); err != nil {
 			return false, err
 		}
 	}
@@ -522,6 +538,12 @@ func (e *async) fillSet(p *asyncPending, rs *ReadSet) (coalesced bool, err error
 func (e *async) launchKernels(p *asyncPending, rs *ReadSet, coalesced bool) error {
 	if rs.Ready != nil {
 		if err := e.submitS.Wait(rs.Ready); err != nil {
+			return err
+		}
+	}
+	if !e.onHost() {
+		off, n := e.shape.block(p.slot)
+		if err := e.setBuf.push(e.submitS, off, n); err != nil {
 			return err
 		}
 	}
@@ -699,7 +721,7 @@ func (e *async) setError(p *asyncPending, set *setState) error {
 func (e *async) Stats() Stats {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.queueBuf == nil {
+	if e.queueBuf.host == nil {
 		return e.final
 	}
 	return e.statsLocked()
@@ -716,10 +738,11 @@ func (e *async) statsLocked() Stats {
 	if e.dma.why != nil {
 		st.NotInPlace = e.dma.why.Error()
 	}
+	queues, _ := e.states() // of a lost device, as the host last saw them
 	for s, d := range e.ssds {
 		per := SSDStats{Name: d.name()}
 		for i := range e.perSSD {
-			q := e.queue(s*e.perSSD + i)
+			q := &queues[s*e.perSSD+i]
 			if q.Hist == 0 { // open did not come so far
 				continue
 			}
@@ -733,7 +756,7 @@ func (e *async) statsLocked() Stats {
 			per.Errors += int64(atomic.LoadUint64(&q.Errors))
 			per.Foreign += int64(atomic.LoadUint64(&q.Foreign))
 			st.Doorbells += int64(atomic.LoadUint64(&q.SQRings) + atomic.LoadUint64(&q.CQRings))
-			h := at[Histogram](q.Hist, 0)
+			h := at[Histogram](e.histBuf.host.Ptr(), s*e.perSSD+i)
 			for b := range h.Counts {
 				st.Latency.Counts[b] += atomic.LoadUint64(&h.Counts[b])
 			}
@@ -856,11 +879,14 @@ func (e *async) freeAll(ctx context.Context) (err error) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.queueBuf != nil {
+	if e.queueBuf.host != nil {
 		e.final = e.statsLocked()
 	}
-	return errors.Join(err, e.freeScratch(),
-		freeBuffers(&e.queueBuf, &e.cmdBuf, &e.histBuf, &e.setBuf))
+	if e.stateS != nil {
+		err = errors.Join(err, e.stateS.Close())
+	}
+	return errors.Join(err, e.freeScratch(), freeBuffers(&e.seenBuf), e.queueBuf.free(),
+		e.cmdBuf.free(), e.histBuf.free(), e.setBuf.free())
 }
 
 // freeBuffers frees those that are there.

@@ -251,7 +251,7 @@ func (q *queueState) refused(set *setState, cid uint32, cmd *command, state uint
 		kind = failTimeout
 	}
 	set.failUnit(cmd.Index, failRecord{Kind: kind, Status: uint16(status), QID: uint16(q.QID),
-		CID: wireCID(cid, state), Tries: tries, LBA: cmd.LBA, SSD: q.SSD,
+		CID: wireCID(cid, state), Tries: tries, LBA: cmd.lba(), SSD: q.SSD,
 		Blocks: uint32(cmd.NLB) + 1})
 	return false
 }
@@ -283,7 +283,7 @@ func (q *queueState) unstage(set *setState, cid uint32, cmd *command) {
 		if hi-lo == 1 {
 			break
 		}
-		first := cmd.LBA - q.DataStart
+		first := cmd.lba() - q.DataStart
 		for _, i := range view[uint32](set.Order, int64(lo), int64(hi)) {
 			slot, off, _ := set.rowAt(int64(i), q.SSD)
 			lba, offset := l.place(slot)
@@ -297,7 +297,7 @@ func (q *queueState) unstage(set *setState, cid uint32, cmd *command) {
 		part := int(set.PartBlocks) * int(l.LBABytes)
 		n = min(part, n-int(cmd.Index%set.Parts)*part)
 	}
-	src += cuda.DevicePtr(cmd.ByteOffset)
+	src += cuda.DevicePtr(cmd.Place >> placeBits)
 	copy(unsafe.Slice(at[byte](cmd.Dst, 0), n), unsafe.Slice(at[byte](src, 0), n))
 }
 

@@ -239,7 +239,7 @@ func newDiffWorld(t testing.TB, seed uint64, round int, slab []byte, ref, dut st
 		}
 		q := w.q(g)
 		*q = queueState{SQ: sq, CQ: cq, SQDoorbell: bells, CQDoorbell: bells + 64, Commands: cmds,
-			Lists: lists, ListsIOVA: w.iova(s, lists), Stage: stage, StageIOVA: w.iova(s, stage),
+			HostCommands: cmds, Lists: lists, ListsIOVA: w.iova(s, lists), Stage: stage, StageIOVA: w.iova(s, stage),
 			Hist:      hist,
 			TimeoutNS: int64(time.Hour), DataStart: uint64(rng.IntN(100)),
 			QID: uint32(1 + g%w.perSSD), NSID: 1, SSD: s,
@@ -716,7 +716,7 @@ func (w *diffWorld) revive(g int) {
 		if tries > q.Retries {
 			set := w.set(uint32(cmd.Set))
 			set.failUnit(cmd.Index, failRecord{Kind: failTimeout, QID: uint16(q.QID),
-				CID: wireCID(cid, cmd.State), Tries: tries, LBA: cmd.LBA, SSD: q.SSD,
+				CID: wireCID(cid, cmd.State), Tries: tries, LBA: cmd.lba(), SSD: q.SSD,
 				Blocks: uint32(cmd.NLB) + 1})
 			cmd.State = cmd.State&cmdGen | cmdFree
 			q.Retry[cid/32] &^= 1 << (cid & 31)

@@ -548,7 +548,8 @@ func TestForeignCompletion(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, e.submitEv[0].Synchronize(ctx))
 	free := uint32(0)
-	for atomic.LoadUint32(&at[command](q.Commands, int(free)).State) != cmdFree {
+	pulled(t, rd)
+	for atomic.LoadUint32(&q.command(free).State) != cmdFree {
 		free++
 	}
 	nvme.StoreCompletion((*nvme.Completion)(pointer(q.CQ)), nvme.Completion{CID: uint16(free),

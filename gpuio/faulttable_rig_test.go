@@ -175,7 +175,7 @@ func (r *faultRig) closeReader(rd Reader) {
 	if c, ok := rd.(*checked); ok {
 		inner = c.inner
 	}
-	if e, ok := inner.(*async); ok && e.queueBuf != nil && !r.t.Failed() {
+	if e, ok := inner.(*async); ok && e.queueBuf.host != nil && !r.t.Failed() {
 		e.assertIdle(r.t)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
@@ -187,6 +187,7 @@ func (r *faultRig) closeReader(rd Reader) {
 // that no set waits for it.
 func (e *async) assertIdle(t testing.TB) {
 	t.Helper()
+	pulled(t, e)
 	for s := range e.ssds {
 		for i := range e.perSSD {
 			g := s*e.perSSD + i

@@ -53,8 +53,9 @@ func (e *async) openHostSide() error {
 func (e *async) launchSubmit(slot uint32) error {
 	grid := cuda.LaunchConfig{Blocks: e.submitBlocks, Threads: e.opt.Threads}
 	if err := cuda.Launch(e.submitS, e.submitK, grid, submitParams{
-		Queues: e.queueBuf.Ptr(), Sets: e.setBuf.Ptr(), Engine: e.handle,
-		NumQueues: uint32(e.queues()), QueuesPerSSD: uint32(e.perSSD), Set: slot,
+		Queues: e.queueBuf.dev.Ptr(), Sets: e.setBuf.dev.Ptr(), Engine: e.handle,
+		NumQueues: uint32(e.queues()), QueuesPerSSD: uint32(e.perSSD),
+		Set: slot * e.shape.stride,
 	}); err != nil {
 		return err
 	}
@@ -65,13 +66,13 @@ func (e *async) launchSubmit(slot uint32) error {
 func (e *async) launchComplete(slot uint32) error {
 	if err := cuda.Launch(e.complS, e.complK, cuda.LaunchConfig{Blocks: e.blocks,
 		Threads: e.opt.Threads}, completeParams{
-		Queues: e.queueBuf.Ptr(), Sets: e.setBuf.Ptr(), Engine: e.handle,
-		NumQueues: uint32(e.queues()), Set: slot,
+		Queues: e.queueBuf.dev.Ptr(), Sets: e.setBuf.dev.Ptr(), Engine: e.handle,
+		NumQueues: uint32(e.queues()), Set: slot * e.shape.stride,
 		LimitNS: int64(launchLimit),
 	}); err != nil {
 		return err
 	}
-	return e.complS.Record(e.complEv[slot])
+	return e.ended(e.complS, slot)
 }
 
 // launchSync enqueues read_sync for a set. No complete kernel follows: the warps see to their own
@@ -79,13 +80,25 @@ func (e *async) launchComplete(slot uint32) error {
 func (e *async) launchSync(slot uint32) error {
 	grid := cuda.LaunchConfig{Blocks: e.sync.blocks, Threads: e.sync.threads}
 	if err := cuda.Launch(e.submitS, e.submitK, grid, syncParams{
-		Queues: e.queueBuf.Ptr(), Sets: e.setBuf.Ptr(), Engine: e.handle,
-		NumQueues: uint32(e.queues()), QueuesPerSSD: uint32(e.perSSD), Set: slot,
+		Queues: e.queueBuf.dev.Ptr(), Sets: e.setBuf.dev.Ptr(), Engine: e.handle,
+		NumQueues: uint32(e.queues()), QueuesPerSSD: uint32(e.perSSD),
+		Set:     slot * e.shape.stride,
 		LimitNS: int64(e.sync.limit),
 	}); err != nil {
 		return err
 	}
-	return e.submitS.Record(e.complEv[slot])
+	return e.ended(e.submitS, slot)
+}
+
+// ended has a slot's set come to the host behind the kernel that may end it.
+func (e *async) ended(st cuda.Stream, slot uint32) error {
+	if !e.onHost() {
+		off, n := e.shape.block(slot)
+		if err := e.setBuf.pull(st, off, n); err != nil {
+			return err
+		}
+	}
+	return st.Record(e.complEv[slot])
 }
 
 // blockOf is the block of complete that owns queue g, by the rule of cuda.Block.Range.
@@ -98,7 +111,7 @@ func blockOf(g, blocks, queues int) int {
 }
 
 func (e *async) kernelView() kernelView {
-	return kernelView{h: e.host, sets: e.setBuf.Ptr(), deferred: !e.onHost()}
+	return kernelView{h: e.host, sets: e.setBuf.dev.Ptr(), deferred: !e.onHost()}
 }
 
 // chooseGrids settles the grids, of kernels of which so many warps run at once and so many are in a
@@ -112,7 +125,8 @@ func (e *async) chooseGrids(active, perBlock int) {
 	}
 }
 
-// openKernels finds the kernels and makes their streams and events.
+// openKernels finds the kernels and makes their streams and events, and a stream that moves kernel
+// state beside them.
 func (e *async) openKernels() (err error) {
 	submit := "submit"
 	if e.sync != nil {
@@ -131,6 +145,12 @@ func (e *async) openKernels() (err error) {
 	if e.complS, err = e.dev.NewStream(cuda.StreamOptions{Name: "complete", SMs: e.opt.SMs,
 		Priority: e.opt.Priority, Untimed: true}); err != nil {
 		return err
+	}
+	if !e.onHost() {
+		if e.stateS, err = e.dev.NewStream(cuda.StreamOptions{Name: "gpuio state",
+			Priority: e.opt.Priority, Untimed: true}); err != nil {
+			return err
+		}
 	}
 	for i := range maxSets {
 		if e.submitEv[i], err = e.dev.NewEvent(); err != nil {

@@ -24,9 +24,9 @@ type queueSet struct {
 	layout   Layout
 	opt      AsyncOptions
 	perSSD   int         // queue pairs of each SSD
-	queueBuf cuda.Buffer // queueState[queues]
-	cmdBuf   cuda.Buffer // command[maxCommands used] per queue
-	histBuf  cuda.Buffer // Histogram per queue
+	queueBuf twin        // queueState[queues]
+	cmdBuf   twin        // command[maxCommands used] per queue
+	histBuf  twin        // Histogram per queue
 	listBuf  []dmaArea   // by SSD
 	stageBuf []dmaArea   // by SSD; made when first needed
 	ringsAt  []int       // p2p: where in listBuf the rings begin, by SSD
@@ -41,10 +41,11 @@ type queueSet struct {
 
 // pairState is the host's side of one queue.
 type pairState struct {
-	qp     *nvme.QueuePair
-	sq, cq cuda.Buffer
-	block  int    // of complete
-	idle   uint64 // its completions when it was replaced, plus 1; 0: it was not
+	qp           *nvme.QueuePair
+	sq, cq       cuda.Buffer
+	sqPtr, cqPtr cuda.DevicePtr // the rings, as kernels reach them
+	block        int            // of complete
+	idle         uint64         // its completions when it was replaced, plus 1; 0: it was not
 }
 
 // useMemory takes a rung; nil: what needs no proof.
@@ -79,7 +80,8 @@ func (e *queueSet) queuesOf(ssd int) iter.Seq[int] {
 	}
 }
 
-func (e *queueSet) queue(g int) *queueState { return at[queueState](e.queueBuf.Ptr(), g) }
+// queue is queue g's state, on a GPU in the host's copy.
+func (e *queueSet) queue(g int) *queueState { return at[queueState](e.queueBuf.host.Ptr(), g) }
 
 // pairLimit is the number of queue pairs of stripe i for a reader that asks for so many, or with 0
 // for what it needs. The stripes of one SSD share its queue pairs.
@@ -273,8 +275,9 @@ func (e *queueSet) rings(g int) (m *nvme.QueueMemory, sq, cq cuda.DevicePtr) {
 
 // ensureStaging gives each CID a slot for reads that cannot go to their final place. Kernels may
 // run, and use a queue's Stage only for sets without Direct or with runs, which are launched after
-// this; they load it after they have acquired such a set (cuda/kernels/queue.h, load_staging).
-func (e *queueSet) ensureStaging() error {
+// this, on stream st; they load it after they have acquired such a set (cuda/kernels/queue.h,
+// load_staging). The queues' states are on the device; st is nil: they are not yet.
+func (e *queueSet) ensureStaging(st cuda.Stream) error {
 	per := e.commandsOf(0)
 	for s, d := range e.ssds {
 		if e.stageBuf[s].buf != nil {
@@ -287,24 +290,33 @@ func (e *queueSet) ensureStaging() error {
 		}
 		e.stageBuf[s] = a
 		for i := range e.perSSD {
-			q := e.queue(s*e.perSSD + i)
+			g := s*e.perSSD + i
+			q := e.queue(g)
 			q.Stage = a.buf.Ptr() + cuda.DevicePtr(i*per*sb)
 			q.StageIOVA = uint64(a.iova) + uint64(i*per*sb)
 			q.StageBytes = uint32(sb)
+			if st == nil || e.onHost() {
+				continue
+			}
+			off := int64(g * queueStateBytes)
+			if err := errors.Join(
+				e.queueBuf.push(st, off+int64(unsafe.Offsetof(q.Stage)), 16), // and StageIOVA
+				e.queueBuf.push(st, off+int64(unsafe.Offsetof(q.StageBytes)), 4)); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-// createPair makes queue g's rings and points its state at them.
+// createPair makes queue g's rings; installPair points its state at them.
 func (e *queueSet) createPair(ctx context.Context, g int) error {
 	q := e.queue(g)
 	p := &e.pairs[g]
 	d := e.ssds[q.SSD]
 	var given *nvme.QueueMemory
-	var sqPtr, cqPtr cuda.DevicePtr
 	if e.peer != nil {
-		given, sqPtr, cqPtr = e.rings(g)
+		given, p.sqPtr, p.cqPtr = e.rings(g)
 		ioFill(given.CQ, 0) // phase tags of an earlier pair's completions
 	}
 	qp, err := d.Ctrl.CreateQueuePairIn(ctx, int(q.NumCommands)+1, given)
@@ -316,18 +328,22 @@ func (e *queueSet) createPair(ctx context.Context, g int) error {
 		if p.sq, err = e.dev.Register(qp.SQ, "gpuio sq"); err != nil {
 			return err
 		}
-		sqPtr = p.sq.Ptr()
 		if p.cq, err = e.dev.Register(qp.CQ, "gpuio cq"); err != nil {
 			return err
 		}
-		cqPtr = p.cq.Ptr()
+		p.sqPtr, p.cqPtr = p.sq.Ptr(), p.cq.Ptr()
 	}
-	q.SQ, q.CQ = sqPtr, cqPtr
-	e.ring(g, q, qp)
-	atomic.StoreUint32(&q.QID, uint32(qp.ID))
-	q.Entries = uint32(qp.Entries)
-	q.Tail, q.Head, q.Phase, q.ScanAt = 0, 0, 1, 0
 	return nil
+}
+
+// installPair gives queue g's state its pair. Kernels leave the queue alone.
+func (e *queueSet) installPair(g int) {
+	q, p := e.queue(g), &e.pairs[g]
+	q.SQ, q.CQ = p.sqPtr, p.cqPtr
+	e.ring(g, q, p.qp)
+	atomic.StoreUint32(&q.QID, uint32(p.qp.ID))
+	q.Entries = uint32(p.qp.Entries)
+	q.Tail, q.Head, q.Phase, q.ScanAt = 0, 0, 1, 0
 }
 
 // deletePair ends queue g. When it returns nil no DMA of its commands can happen any more.
@@ -384,9 +400,13 @@ func (e *queueSet) commandBlocks() int {
 }
 
 // calm reports whether all queues are idle and none is frozen. No kernel runs.
-func (e *queueSet) calm() bool {
-	for g := range e.queues() {
-		q := e.queue(g)
+func (e *async) calm() bool {
+	queues, err := e.states()
+	if err != nil {
+		return false // whoever recovers the queues learns why
+	}
+	for g := range queues {
+		q := &queues[g]
 		if atomic.LoadUint32(&q.Frozen) != frozenNo || q.inFlight() != 0 ||
 			q.PendHead != atomic.LoadUint32(&q.PendTail) {
 			return false
@@ -413,14 +433,14 @@ func (e *queueSet) openQueues(ctx context.Context) (err error) {
 	}
 	nq := e.queues()
 	per := e.commandsOf(0)
-	if e.queueBuf, err = e.alloc(int64(nq*queueStateBytes), "gpuio queues"); err != nil {
+	if e.queueBuf, err = e.twin(int64(nq*queueStateBytes), "gpuio queues"); err != nil {
 		return err
 	}
-	if e.cmdBuf, err = e.alloc(int64(nq*per)*int64(unsafe.Sizeof(command{})),
+	if e.cmdBuf, err = e.twin(int64(nq*per)*int64(unsafe.Sizeof(command{})),
 		"gpuio commands"); err != nil {
 		return err
 	}
-	if e.histBuf, err = e.alloc(int64(nq)*int64(unsafe.Sizeof(Histogram{})),
+	if e.histBuf, err = e.twin(int64(nq)*int64(unsafe.Sizeof(Histogram{})),
 		"gpuio latency"); err != nil {
 		return err
 	}
@@ -446,12 +466,13 @@ func (e *queueSet) openQueues(ctx context.Context) (err error) {
 			if err := e.createPair(ctx, s*e.perSSD+i); err != nil {
 				return err
 			}
+			e.installPair(s*e.perSSD + i)
 		}
 	}
 	if e.layout.whole() {
 		return nil
 	}
-	return e.ensureStaging()
+	return e.ensureStaging(nil)
 }
 
 // initQueue fills the state of an SSD's i-th queue, whose commands have lists of lb bytes; its
@@ -460,11 +481,12 @@ func (e *queueSet) initQueue(s, i, lb int) {
 	per, d, blocks := e.commandsOf(0), e.ssds[s], e.commandBlocks()
 	g := s*e.perSSD + i
 	q := e.queue(g)
+	commands := cuda.DevicePtr(g * per * int(unsafe.Sizeof(command{})))
 	*q = queueState{
-		Commands:  e.cmdBuf.Ptr() + cuda.DevicePtr(g*per*int(unsafe.Sizeof(command{}))),
+		Commands: e.cmdBuf.dev.Ptr() + commands, HostCommands: e.cmdBuf.host.Ptr() + commands,
 		Lists:     e.listBuf[s].buf.Ptr() + cuda.DevicePtr(i*per*lb),
 		ListsIOVA: uint64(e.listBuf[s].iova) + uint64(i*per*lb),
-		Hist:      e.histBuf.Ptr() + cuda.DevicePtr(g*int(unsafe.Sizeof(Histogram{}))),
+		Hist:      e.histBuf.dev.Ptr() + cuda.DevicePtr(g*int(unsafe.Sizeof(Histogram{}))),
 		TimeoutNS: int64(e.opt.Timeout),
 		DataStart: uint64(d.DataStart),
 		NSID:      d.Ctrl.Namespace().ID,

@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"math/bits"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
+	"helios/cuda"
 	"helios/nvme"
 )
 
@@ -175,7 +178,12 @@ func (e *async) endRecoveries() {
 		}
 	}
 	for g := range e.pairs {
-		atomic.StoreUint32(&e.queue(g).Frozen, frozenClosing)
+		q := e.queue(g)
+		atomic.StoreUint32(&q.Frozen, frozenClosing)
+		if e.stateS != nil { // kernels end by themselves where this fails
+			_ = e.queueBuf.push(e.stateS, int64(g*queueStateBytes)+int64(unsafe.Offsetof(q.Frozen)),
+				4)
+		}
 	}
 }
 
@@ -233,8 +241,9 @@ func (e *async) leave() {
 	}
 }
 
-// stopped calls fn while no kernel runs, on a device other than the host's. Its error is fn's, or
-// ctx's, or that of kernels that failed, which breaks the engine.
+// stopped calls fn while no kernel runs, on a device other than the host's, which has the state
+// that fn leaves afterwards. Its error is fn's, or ctx's, or that of kernels that failed, which
+// breaks the engine.
 func (e *async) stopped(ctx context.Context, fn func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -243,13 +252,56 @@ func (e *async) stopped(ctx context.Context, fn func() error) error {
 		return err
 	}
 	defer e.leave()
-	if err := e.quiesce(ctx); err != nil {
-		if ctx.Err() == nil {
-			e.breakWith(err)
+	err := e.quiesce(ctx)
+	if err == nil {
+		err = e.move(ctx, (*twin).pull)
+	}
+	if err == nil {
+		err = fn()
+		if merr := e.move(context.WithoutCancel(ctx), (*twin).push); merr != nil {
+			e.breakWith(merr)
+			return merr
 		}
 		return err
 	}
-	return fn()
+	if ctx.Err() == nil {
+		e.breakWith(err)
+	}
+	return err
+}
+
+// move copies all kernel state to the host or to the device, while no kernel runs.
+func (e *async) move(ctx context.Context, by func(*twin, cuda.Stream, int64, int64) error) error {
+	if e.onHost() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, recoveryTimeout)
+	defer cancel()
+	var err error
+	for _, t := range []*twin{&e.queueBuf, &e.cmdBuf, &e.setBuf} {
+		err = errors.Join(err, by(t, e.stateS, 0, t.dev.Size()))
+	}
+	return errors.Join(err, e.stateS.Synchronize(ctx))
+}
+
+// states returns the queues' states as they are now, and has the host's histograms so. Kernels may
+// run.
+func (e *async) states() ([]queueState, error) {
+	live := unsafe.Slice(e.queue(0), e.queues())
+	if e.seenBuf == nil {
+		return live, nil
+	}
+	n := int64(e.queues() * queueStateBytes)
+	e.seen.Lock()
+	defer e.seen.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), copyTimeout)
+	defer cancel()
+	if err := errors.Join(e.stateS.Copy(e.seenBuf.Ptr(), e.queueBuf.dev.Ptr(), n),
+		e.histBuf.pull(e.stateS, 0, e.histBuf.dev.Size()),
+		e.stateS.Synchronize(ctx)); err != nil {
+		return live, err
+	}
+	return slices.Clone(unsafe.Slice(at[queueState](e.seenBuf.Ptr(), 0), e.queues())), nil
 }
 
 // quiesce waits until no kernel runs, on a device other than the host's: a read-modify-write of the
@@ -337,7 +389,7 @@ func (e *async) recoverQueue(ctx context.Context, g int) error {
 		return e.stopped(ctx, func() error {
 			grace := e.now() + int64(min(abortGrace, e.opt.Timeout))
 			for _, cid := range late {
-				atomic.StoreInt64(&at[command](q.Commands, int(cid)).Deadline, grace)
+				atomic.StoreInt64(&q.command(cid).Deadline, grace)
 			}
 			// nothing may be in flight now, but soon
 			q.ScanAt = min(q.oldest(), e.now()+q.TimeoutNS)
@@ -390,6 +442,9 @@ func (e *async) vain(q *queueState, g int) bool {
 	return hope
 }
 
+// command is a CID's, as the host reaches it.
+func (q *queueState) command(cid uint32) *command { return at[command](q.HostCommands, int(cid)) }
+
 // commands calls fn for each command that is in use.
 func (q *queueState) commands(fn func(cid uint32, cmd *command)) {
 	for w := uint32(0); w*32 < q.NumCommands; w++ {
@@ -398,7 +453,7 @@ func (q *queueState) commands(fn func(cid uint32, cmd *command)) {
 			if cid >= q.NumCommands {
 				break
 			}
-			cmd := at[command](q.Commands, int(cid))
+			cmd := q.command(cid)
 			if atomic.LoadUint32(&cmd.State)&cmdState != cmdFree {
 				fn(cid, cmd)
 			}
@@ -440,7 +495,7 @@ func (e *async) late(q *queueState) (late []uint32, again bool) {
 		late = append(late, cid)
 		// From here on it is one that is charged for what follows.
 		atomic.StoreUint32(&cmd.State, state|cmdAborted)
-		e.noteTimeout(int(q.SSD), uint32(cmd.Set))
+		e.noteTimeout(int(q.SSD), e.slotOf(cmd))
 	})
 	return late, again
 }
@@ -453,7 +508,7 @@ func (e *async) abortLate(ctx context.Context, q *queueState, late []uint32) boo
 	for _, cid := range late {
 		r.aborts.Add(1)
 		// the queue is frozen: it stays so
-		state := atomic.LoadUint32(&at[command](q.Commands, int(cid)).State)
+		state := atomic.LoadUint32(&q.command(cid).State)
 		// That the command was not found is no reason to give up: its completion may be on
 		// its way, and decides.
 		if err := e.abort(ctx, e.ssds[q.SSD].Ctrl, uint16(q.QID), wireCID(cid, state)); err != nil {
@@ -493,6 +548,7 @@ func (e *async) recreate(ctx context.Context, q *queueState, g int, all bool) er
 	}
 	e.recoveryOf(int(q.SSD)).recreated.Add(1)
 	return e.stopped(ctx, func() error {
+		e.installPair(g)
 		e.reissue(q, g, all)
 		e.pairs[g].idle = atomic.LoadUint64(&q.Completed) + 1
 		e.thaw(q, g)
@@ -500,7 +556,8 @@ func (e *async) recreate(ctx context.Context, q *queueState, g int, all bool) er
 	})
 }
 
-// rejoin creates queue g's pair, of which nothing is left, and has its block wait for it again.
+// rejoin creates queue g's pair, of which nothing is left, and has its block wait for it again. Its
+// state gets the pair by installPair, before the queue thaws.
 func (e *async) rejoin(ctx context.Context, g int) error {
 	if err := e.createPair(ctx, g); err != nil {
 		return err
@@ -532,7 +589,7 @@ func (e *async) reissue(q *queueState, g int, all bool) {
 
 // failCommand ends a command that the SSD cannot touch any more without its data.
 func (e *async) failCommand(q *queueState, g int, cid uint32, cmd *command, kind uint16) {
-	slot := uint32(cmd.Set)
+	slot := e.slotOf(cmd)
 	e.recordLost(q, cid, cmd, kind)
 	atomic.StoreUint32(&cmd.State, atomic.LoadUint32(&cmd.State)&cmdGen|cmdFree)
 	atomic.AndUint32(&q.Retry[cid/32], ^uint32(1<<(cid&31)))
@@ -543,16 +600,16 @@ func (e *async) failCommand(q *queueState, g int, cid uint32, cmd *command, kind
 // recordLost notes the rows of a command as failed.
 func (e *async) recordLost(q *queueState, cid uint32, cmd *command, kind uint16) {
 	state := atomic.LoadUint32(&cmd.State)
-	e.failUnit(uint32(cmd.Set), cmd.Index, failRecord{
+	e.failUnit(e.slotOf(cmd), cmd.Index, failRecord{
 		Kind: kind, QID: uint16(q.QID), CID: wireCID(cid, state), Tries: state / cmdAttempt,
-		LBA: cmd.LBA, Blocks: uint32(cmd.NLB) + 1, SSD: q.SSD,
+		LBA: cmd.lba(), Blocks: uint32(cmd.NLB) + 1, SSD: q.SSD,
 	})
 }
 
 // failPending ends what no command was made of yet.
 func (e *async) failPending(q *queueState, g int) {
 	for q.PendHead != atomic.LoadUint32(&q.PendTail) {
-		slot, seg := q.PendRing[q.PendHead%maxSets], q.Pend[q.PendHead%maxSets]
+		slot, seg := q.PendRing[q.PendHead%maxSets]/e.shape.stride, q.Pend[q.PendHead%maxSets]
 		q.PendHead++
 		for unit := seg.Next; unit < seg.End; unit++ {
 			e.failUnit(slot, uint32(unit), failRecord{Kind: failQueue, QID: uint16(q.QID),

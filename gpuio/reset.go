@@ -155,6 +155,7 @@ func (e *async) heal(ctx context.Context, ssd int, cause error) {
 		}
 		_ = e.stopped(ctx, func() error {
 			for g := range e.queuesOf(ssd) {
+				e.installPair(g)
 				e.reissue(e.queue(g), g, false)
 				e.pairs[g].idle = 0
 				e.thaw(e.queue(g), g)
@@ -281,7 +282,7 @@ func (e *async) strand(p *asyncPending) {
 	for g := range rem {
 		if q := e.queue(g); atomic.LoadUint32(&rem[g]) != 0 {
 			q.commands(func(cid uint32, cmd *command) {
-				if uint32(cmd.Set) == p.slot {
+				if e.slotOf(cmd) == p.slot {
 					e.recordLost(q, cid, cmd, failQueue)
 				}
 			})
@@ -418,14 +419,15 @@ func (k kernelView) look(q *queueState, g uint32) int {
 // recovered, so there is one that appends to the list.
 func (e *async) leftover(p *asyncPending, g int) {
 	q := e.queue(g)
-	set := e.set(p.slot)
-	taken := &e.taken(p.slot)[g]
-	from, first, last := shareOf(set, q.SSD, uint32(g%e.perSSD), uint32(e.perSSD))
+	taken, bucket := &e.taken(p.slot)[g], e.units(p.slot)[2*q.SSD:]
+	from := bucket[0]
+	first, last := share(bucket[1]-from, uint32(g%e.perSSD), uint32(e.perSSD),
+		e.set(p.slot).Rotate)
 	// Warps that found the share used up have added too.
 	if begun := min(int64(atomic.LoadUint32(taken)), last-first); begun < last-first {
 		tail := atomic.LoadUint32(&q.PendTail)
 		q.Pend[tail%maxSets] = segment{Next: from + first + begun, End: from + last}
-		q.PendRing[tail%maxSets] = p.slot
+		q.PendRing[tail%maxSets] = p.slot * e.shape.stride
 		atomic.StoreUint32(taken, uint32(last-first))
 		atomic.StoreUint32(&q.PendTail, tail+1)
 	}

@@ -461,7 +461,7 @@ func TestNeverDisabled(t *testing.T) {
 		givenUp(t, r, rd, true, "1 reset", nvme.ErrTimeout)
 		taken := 0
 		for g := range rd.(*async).perSSD {
-			rd.(*async).queue(g).commands(func(uint32, *command) { taken++ })
+			pulled(t, rd).queue(g).commands(func(uint32, *command) { taken++ })
 		}
 		require.Positive(t, taken, "commands that the SSD may still have")
 		buses[0].cure()
@@ -818,6 +818,7 @@ func resetChaos(t *testing.T, rng *rand.Rand) {
 		st := rd.Stats()
 		require.Equal(t, rows, st.Rows)
 		require.Equal(t, asked-rows, st.Failed)
+		pulled(t, rd)
 		for s := range r.ssds {
 			if st.PerSSD[s].GivenUp == "" {
 				for i := range e.perSSD {

@@ -159,6 +159,13 @@ func dataStart(o rigOptions, l Layout, stripe int) nvme.LBA {
 	return rigDataStart + nvme.LBA(stripe)*nvme.LBA(l.LBAsOn(0)+1)
 }
 
+// pulled returns the engine once the host has the kernels' state.
+func pulled(t testing.TB, rd Reader) *async {
+	e := rd.(*async)
+	require.NoError(t, e.move(testCtx(t), (*twin).pull))
+	return e
+}
+
 // reader makes a stack and closes it before the SSDs.
 func (r *rig) reader(rd Reader, err error) Reader {
 	r.t.Helper()

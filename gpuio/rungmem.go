@@ -12,8 +12,7 @@ import (
 )
 
 // Memory by rung: what SSDs and kernels share. Kernel state (queueState, command, setState) is none
-// of it: the host's recovery changes it by atomics, which memory behind a BAR has not, so it is in
-// pinned memory on every rung. The host touches rings on p2p in two places only: it clears a
+// of it: it is a twin on every rung. The host touches rings on p2p in two places only: it clears a
 // completion ring before its queue is created, and proves.
 
 // side allocates what SSDs write to and read from.
@@ -38,8 +37,39 @@ type dmaArea struct {
 // onHost reports whether the device's kernels are Go functions of this process.
 func (s *side) onHost() bool { return s.dev.Info().Backend == "host" }
 
-// alloc takes memory that the host reaches at the device's address: kernel state, and on all rungs
-// but p2p what SSDs reach.
+// twin is kernel state: the device's memory, where a kernel's look at it does not cross PCIe, and
+// the host's copy, which is good while no kernel changes it. The host brings it over by streams. On
+// the host device the two are one.
+type twin struct{ dev, host cuda.Buffer }
+
+// twin takes zeroed kernel state.
+func (s *side) twin(n int64, purpose string) (t twin, err error) {
+	if t.host, err = s.alloc(n, purpose); err != nil || s.onHost() {
+		t.dev = t.host
+		return t, err
+	}
+	t.dev, err = s.dev.Alloc(cuda.MemDevice, n, purpose)
+	return t, err
+}
+
+// pull enqueues a copy of n bytes from an offset on to the host, push one to the device.
+func (t *twin) pull(st cuda.Stream, off, n int64) error {
+	return st.Copy(t.host.Ptr()+cuda.DevicePtr(off), t.dev.Ptr()+cuda.DevicePtr(off), n)
+}
+
+func (t *twin) push(st cuda.Stream, off, n int64) error {
+	return st.Copy(t.dev.Ptr()+cuda.DevicePtr(off), t.host.Ptr()+cuda.DevicePtr(off), n)
+}
+
+func (t *twin) free() error {
+	if t.dev == t.host {
+		t.dev = nil
+	}
+	return freeBuffers(&t.dev, &t.host)
+}
+
+// alloc takes memory that the host reaches at the device's address: on all rungs but p2p what SSDs
+// reach, and the host's copy of kernel state.
 func (s *side) alloc(n int64, purpose string) (cuda.Buffer, error) {
 	if s.onHost() {
 		return s.dev.Alloc(cuda.MemDevice, max(n, 1), purpose)

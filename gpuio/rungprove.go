@@ -195,7 +195,7 @@ func (p *prover) reads(ctx context.Context, m *Memory) (err error) {
 // in flight.
 func (p *prover) junkStaging(ctx context.Context, e *async) error {
 	e.mu.Lock()
-	err := e.ensureStaging()
+	err := e.ensureStaging(e.submitS)
 	e.mu.Unlock()
 	for s := 0; s < len(e.stageBuf) && err == nil; s++ {
 		err = p.toDevice(ctx, e.stageBuf[s].buf.Ptr(),

@@ -100,7 +100,7 @@ func TestGPUReads(t *testing.T) {
 // idle fails when a queue has a command, or lacks a CID, with no set in flight.
 func idle(t *testing.T, rd Reader) {
 	t.Helper()
-	e := rd.(*async)
+	e := pulled(t, rd)
 	for g := range e.pairs {
 		q := e.queue(g)
 		require.Zero(t, q.Frozen)

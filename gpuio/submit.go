@@ -272,7 +272,7 @@ func (k kernelView) fill(q *queueState, set *setState, slot, cid, unit uint32, i
 	lba, offset := l.place(rowSlot)
 	cmd := at[command](q.Commands, int(cid))
 	cmd.Set, cmd.NLB, cmd.Index = uint16(slot), uint16(l.LBAsPerRow-1), unit
-	cmd.LBA, cmd.ByteOffset = q.DataStart+lba, offset
+	cmd.Place = placed(q.DataStart+lba, offset)
 	a, dst := q.target(set, cid, off)
 	cmd.Dst = dst
 	q.prp(cmd, cid, a, uint64(l.LBAsPerRow)*uint64(l.LBABytes))
@@ -319,7 +319,7 @@ func (k kernelView) fillPart(q *queueState, set *setState, slot, cid, unit uint3
 	lba, _ := l.place(rowSlot)
 	cmd := at[command](q.Commands, int(cid))
 	cmd.Set, cmd.NLB, cmd.Index = uint16(slot), uint16(blocks-1), unit
-	cmd.LBA, cmd.ByteOffset = q.DataStart+lba+uint64(skip), 0
+	cmd.Place = placed(q.DataStart+lba+uint64(skip), 0)
 	a, dst := q.target(set, cid, off+int64(skip)*int64(l.LBABytes))
 	cmd.Dst = dst
 	q.prp(cmd, cid, a, uint64(blocks)*uint64(l.LBABytes))
@@ -342,7 +342,7 @@ func (k kernelView) fillRun(q *queueState, set *setState, slot, cid, unit, lo, h
 	blocks := last - first + uint64(l.LBAsPerRow)
 	cmd := at[command](q.Commands, int(cid))
 	cmd.Set, cmd.NLB, cmd.Index = uint16(slot), uint16(blocks-1), unit
-	cmd.LBA, cmd.ByteOffset = q.DataStart+first, offset
+	cmd.Place = placed(q.DataStart+first, offset)
 	if set.Direct != 0 && uint64(hi-lo)*uint64(l.LBAsPerRow) == blocks &&
 		k.scatter(q, set, cmd, cid, lo, hi) {
 		cmd.Dst = 0
@@ -421,7 +421,7 @@ func (q *queueState) store(cid uint32, cmd *command) {
 	atomic.StoreUint32(&cmd.State, state)
 	*at[nvme.Command](q.SQ, int(q.Tail)) = nvme.Command{
 		Opcode: nvme.OpRead, CID: wireCID(cid, state), NSID: q.NSID, PRP1: cmd.PRP1, PRP2: cmd.PRP2,
-		CDW10: uint32(cmd.LBA), CDW11: uint32(cmd.LBA >> 32), CDW12: uint32(cmd.NLB),
+		CDW10: uint32(cmd.lba()), CDW11: uint32(cmd.lba() >> 32), CDW12: uint32(cmd.NLB),
 	}
 	if q.Tail++; q.Tail == q.Entries {
 		q.Tail = 0

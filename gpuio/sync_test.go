@@ -147,7 +147,9 @@ func TestSyncConcurrency(t *testing.T) {
 			limit := uint64(0)
 			for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end); time.Sleep(
 				time.Millisecond) {
-				limit = max(limit, e.queue(0).inFlight())
+				queues, err := e.states()
+				require.NoError(t, err)
+				limit = max(limit, queues[0].inFlight())
 			}
 			require.EqualValues(t, c.want, limit)
 			_, err = p.Wait(ctx)
@@ -293,7 +295,7 @@ func TestSyncFaultsRecovered(t *testing.T) {
 						s.read(rd)
 					}
 				}
-				e := rd.(*async)
+				e := pulled(t, rd)
 				for g := range e.queues() {
 					free := uint32(0)
 					for cid := range e.queue(g).NumCommands {

@@ -216,8 +216,8 @@ func (e *async) growCoalesce(sc *setScratch, n int64) error {
 // launchCoalesce enqueues the sort of a set before its submit kernel. Needs e.mu.
 func (e *async) launchCoalesce(slot uint32) error {
 	p := coalesceParams{
-		Sets: e.setBuf.Ptr(), KeysA: e.sorting.keysA.Ptr(), KeysB: e.sorting.keysB.Ptr(),
-		Set: slot, QueuesPerSSD: uint32(e.perSSD), Window: e.window, Passes: e.layout.passes(),
+		Sets: e.setBuf.dev.Ptr(), KeysA: e.sorting.keysA.Ptr(), KeysB: e.sorting.keysB.Ptr(),
+		Set: slot * e.shape.stride, QueuesPerSSD: uint32(e.perSSD), Window: e.window, Passes: e.layout.passes(),
 		Reach: e.reach,
 	}
 	order := e.scratch[slot].order.Ptr()
@@ -337,7 +337,7 @@ func (e *async) failUnit(slot, unit uint32, r failRecord) {
 
 func (e *async) copyLists(slot uint32, c *listCopy) error {
 	set := e.set(slot)
-	n := *at[int64](set.Offsets, len(e.ssds))
+	n := array[int64](e, slot, 0, len(e.ssds)+1)[len(e.ssds)]
 	parts := []struct {
 		src   cuda.DevicePtr
 		bytes int64

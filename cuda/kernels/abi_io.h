@@ -16,6 +16,7 @@ constexpr u32 ownFree = 0, ownHeld = 1, ownDirty = 2;
 constexpr u32 frozenNo = 0, frozenTimeout = 1, frozenForeign = 2, frozenDead = 3, frozenClosing = 4, frozenUnsafe = 5;
 constexpr u32 cmdFree = 0, cmdInFlight = 1, cmdRetry = 2, cmdDone = 3;
 constexpr u32 cmdState = 0xff, cmdAborted = 1 << 8, cmdAttempt = 1 << 16;
+constexpr u32 placeBits = 48;
 constexpr u32 cidMask = maxCommands - 1, cmdGen = 0xffff & ~cidMask, cmdNextGen = cidMask + 1;
 constexpr u16 failStatus = 1, failTimeout = 2, failRow = 3, failPos = 4, failQueue = 5;
 constexpr u32 histSubBits = 4, histMinBits = 8, histMaxBits = 36;
@@ -71,7 +72,8 @@ struct QueueState {
 	u32 PendHead;
 	u32 PendTail;
 	u32 Scan;
-	u32 _2[3];
+	u32 _2;
+	u64 HostCommands;
 	u32 PendRing[maxSets];
 	Segment Pend[maxSets];
 
@@ -108,12 +110,12 @@ struct Command {
 	u16 Set;
 	u16 NLB;
 	u32 Index;
-	u64 LBA;
+	u64 Place;
 	u64 PRP1, PRP2;
 	u64 Dst;
 	i64 Start;
 	i64 Deadline;
-	u32 ByteOffset;
+	u32 _;
 	u32 State;
 };
 static_assert(sizeof(Command) == 64 && __builtin_offsetof(Command, State) == 60, "gpuio.command");

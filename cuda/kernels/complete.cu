@@ -23,8 +23,9 @@
 //
 // Bandwidth: staged rows twice their size, and 16 bytes more per row of a run (its place in the order, row
 // and position); others 80 bytes per command. Bound by the latency of polling and of refilling; one warp per queue
-// hides none, so queues are what is added. Queue and set state are the CPU's memory, for recovery, so what counts
-// is how often a warp waits for it: tools/gpucost counts that in the committed PTX and holds it to a budget. A look
+// hides none, so queues are what is added. A warp waits for memory most of the time, and tools/gpucost
+// holds the number of these trips in the committed PTX to a budget. Only completions and staged data, on rungs that have them
+// there, are in the CPU's memory. A look
 // at an idle queue waits for its state, the CQEs, Remaining and ScanAt; a sweep for its state, the CQEs, the commands'
 // states, their entries and the staged rows; a refill for what queue.h says. Counters cost nothing (queue.h,
 // load_counts). Staged rows are read eight 16-byte words per lane at a time, 4 KiB per way.
@@ -91,15 +92,16 @@ HX_DEVICE __forceinline__ u32 sweep(QueueState *q, u32 g, u64 sets, u32 likely) 
 	u32 slot = 0, status = last >> 17, unit = 0, blocks = 0, offset = 0;
 	u64 dst = 0, src = 0, lba = 0;
 	i64 start = 0;
-	if (mine) { // all of it under way at the same time: Set to LBA, Dst and Start
+	if (mine) { // all of it under way at the same time: Set to Place, Dst and Start
 		u32x4 what = dev::ld16_global(&c->Set), where = dev::ld16_global(&c->Dst); // litmus: reap
 		slot = what.x & 0xffff;
 		blocks = (what.x >> 16) + 1;
 		unit = what.y;
-		lba = what.z | (u64)what.w << 32;
+		u64 place = what.z | (u64)what.w << 32;
+		lba = io::lba_at(place);
+		offset = io::byte_at(place);
 		dst = where.x | (u64)where.y << 32;
 		start = (i64)(where.z | (u64)where.w << 32);
-		offset = dev::ld(&c->ByteOffset);
 	}
 	if (mine && slot != likely) s = io::fixed(io::set(sets, slot));
 	u32 tries = state / cmdAttempt;

@@ -76,9 +76,9 @@ HX_DEVICE inline void range(u32 n, u32 *lo, u32 *hi) {
 	*hi = *lo + each + (w < more ? 1 : 0);
 }
 
-// A side's counters: each has one writer, which is who holds the side, and readers on the host. They are in
-// the CPU's memory, where a load, an addition and a store of each in turn took a way there and back for each
-// counter, while other warps waited for the side. So lane i has the i-th counter in a register: load_counts
+// A side's counters: each has one writer, which is who holds the side, and readers on the host. A load, an
+// addition and a store of each in turn would take a way to memory and back for each counter, while other warps
+// wait for the side. So lane i has the i-th counter in a register: load_counts
 // goes with the first loads of who has taken the side, and store_counts waits for nothing. Both lie between the
 // side's acquire and its release, and both of these have a syncwarp, so the lanes' loads and stores are as
 // ordered between warps as those of lane 0.
@@ -295,6 +295,11 @@ HX_DEVICE inline u32 byte_of(const Layout &l, u64 slot) {
 	return (u32)(slot - divide(slot, (u32)l.RowsPerLBA) * (u32)l.RowsPerLBA) * (u32)l.RowBytes;
 }
 
+// A command's first LBA, and the byte of its first row there, as Command::Place has both.
+HX_DEVICE inline u64 placed(u64 lba, u32 byte) { return lba | (u64)byte << placeBits; }
+HX_DEVICE inline u64 lba_at(u64 place) { return place & (((u64)1 << placeBits) - 1); }
+HX_DEVICE inline u32 byte_at(u64 place) { return (u32)(place >> placeBits); }
+
 // One row of a set: where it is on the SSD and where it goes.
 struct Row {
 	i64 row;
@@ -366,12 +371,17 @@ HX_DEVICE __forceinline__ Place locate(const QueueState &k, const SetState &s, u
 	Place p{};
 	const Layout &l = s.Layout;
 	p.unit = unit_at(s, unit);
-	p.index = index_at(s, p.unit.first);
-	i64 end = p.unit.count > 1 ? index_at(s, p.unit.first + p.unit.count - 1) : p.index;
+	i64 end = p.unit.first + p.unit.count - 1;
+	p.index = p.unit.first;
+	if (s.Order != 0) {
+		u32 a = dev::ld(dev::at<u32>(s.Order, p.index)), b = dev::ld(dev::at<u32>(s.Order, end));
+		p.index = a;
+		end = b;
+	}
 	// These are under way at the same time, also the last row of a run.
-	i64 row = dev::ld(dev::at<i64>(s.Rows, p.index)), last = row;
-	if (p.unit.count > 1) last = dev::ld(dev::at<i64>(s.Rows, end));
 	u32 pos = dev::ld(dev::at<u32>(s.Pos, p.index));
+	i64 row = dev::ld(dev::at<i64>(s.Rows, p.index)), last = 0;
+	if (p.unit.count > 1) last = dev::ld(dev::at<i64>(s.Rows, end));
 	if (s.Direct != 0) p.iova = dev::ld(dev::at<u64>(s.DstIOVA, k.SSD));
 	p.at = row_of(s, k.SSD, row, pos);
 	if (p.at.bad != 0) return p;
@@ -431,7 +441,7 @@ HX_DEVICE inline void fail_command(const QueueState &k, u64 sets, u32 cid, u32 s
 	r.QID = (u16)k.QID;
 	r.CID = (u16)(cid | (state & cmdGen));
 	r.Tries = state / cmdAttempt;
-	r.LBA = dev::ld(&c->LBA);
+	r.LBA = lba_at(dev::ld(&c->Place));
 	r.Blocks = (u32)dev::ld(&c->NLB) + 1;
 	r.SSD = k.SSD;
 	for (u32 base = 0; base < u.count; base += 32) {
@@ -477,15 +487,15 @@ HX_DEVICE inline u64 scatter(const QueueState &k, const SetState &s, const Place
 // A command's entry, as Command has it, but for its deadline and its state.
 struct Prepared {
 	u16 set, nlb;
-	u32 index, byte;
-	u64 lba, prp1, prp2, dst;
+	u32 index;
+	u64 place, prp1, prp2, dst;
 	i64 start;
 };
 
 // Makes the entry of a CID for a unit. One lane.
 HX_DEVICE inline Prepared prepare(const QueueState &k, const SetState &s, u32 slot, u32 cid, u32 unit, const Place &p, i64 now) {
 	u64 skip = (u64)p.unit.part * s.PartBlocks * (u32)s.Layout.LBABytes, total = (u64)p.blocks * (u32)s.Layout.LBABytes;
-	Prepared c{(u16)slot, (u16)(p.blocks - 1), unit, p.byte, p.lba, p.iova + (u64)p.at.off + skip, 0, 0, now};
+	Prepared c{(u16)slot, (u16)(p.blocks - 1), unit, placed(p.lba, p.byte), p.iova + (u64)p.at.off + skip, 0, 0, now};
 	if (s.Direct != 0 && p.unit.count == 1) {
 		c.prp2 = prp2(k, cid, c.prp1, total);
 	} else if (s.Direct != 0 && scatters(k, s, p)) {
@@ -501,7 +511,7 @@ HX_DEVICE inline Prepared prepare(const QueueState &k, const SetState &s, u32 sl
 // The parts of an entry before Deadline.
 static_assert(__builtin_offsetof(Command, Deadline) == 48, "three parts");
 HX_DEVICE inline Entry entry(const Prepared &c) {
-	return {{{c.set | (u32)c.nlb << 16, c.index, (u32)c.lba, (u32)(c.lba >> 32)}, {(u32)c.prp1, (u32)(c.prp1 >> 32), (u32)c.prp2, (u32)(c.prp2 >> 32)}, {(u32)c.dst, (u32)(c.dst >> 32), (u32)(u64)c.start, (u32)((u64)c.start >> 32)}, {}}};
+	return {{{c.set | (u32)c.nlb << 16, c.index, (u32)c.place, (u32)(c.place >> 32)}, {(u32)c.prp1, (u32)(c.prp1 >> 32), (u32)c.prp2, (u32)(c.prp2 >> 32)}, {(u32)c.dst, (u32)(c.dst >> 32), (u32)(u64)c.start, (u32)((u64)c.start >> 32)}, {}}};
 }
 
 // Puts a command in flight, for one attempt more than its state says, and returns that it is: its
@@ -582,7 +592,7 @@ HX_DEVICE __forceinline__ void retry(QueueState *q, const QueueState &k, u64 set
 			u32 cid = w * 32 + lane;
 			Command *c = dev::at<Command>(k.Commands, cid);
 			u32 nlb = dev::ld(&c->NLB);
-			u64 lba = dev::ld(&c->LBA), prp1 = dev::ld(&c->PRP1), prp2 = dev::ld(&c->PRP2);
+			u64 lba = lba_at(dev::ld(&c->Place)), prp1 = dev::ld(&c->PRP1), prp2 = dev::ld(&c->PRP2);
 			SetState *s = set(sets, dev::ld(&c->Set));
 			u32 state = launch(k, c, dev::ld_relaxed_gpu(&c->State), now);
 			sqe = read_command(k, cid | (state & cmdGen), lba, nlb, prp1, prp2);
@@ -604,8 +614,8 @@ HX_DEVICE __forceinline__ void retry(QueueState *q, const QueueState &k, u64 set
 // pending list. The caller holds the submission side. likely is the slot of a set that the list may begin with.
 //
 // It makes these trips, one after the other: to the holder's fields and the list's end; to the list's first entry and
-// the free CIDs; to the commands' states, and the set's unless it is the likely one; to the rows (of runs: to their
-// bounds, order and rows); and the fence. A warp that later appends to the list or gives a CID back
+// the free CIDs; to the commands' states with the rows (of runs: to their bounds, order and rows), after the set's
+// unless it is the likely one; and the fence. A warp that later appends to the list or gives a CID back
 // finds the side taken, so its holder looks again (take).
 HX_DEVICE __forceinline__ void refill(QueueState *q, u32 g, u64 sets, bool completing, u32 likely) {
 	u32 lane = dev::lane();
@@ -666,9 +676,8 @@ HX_DEVICE __forceinline__ void refill(QueueState *q, u32 g, u64 sets, bool compl
 		u64 line = 0, kept = 0;
 		if (good >> lane & 1) {
 			made = prepare(k, s, slot, cid, unit, p, t);
-			dev::st(&c->ByteOffset, made.byte); // litmus: refill-issue
 			state = launch(k, c, state, t); // litmus: refill-issue
-			sqe = read_command(k, cid | (state & cmdGen), made.lba, made.nlb, made.prp1, made.prp2);
+			sqe = read_command(k, cid | (state & cmdGen), lba_at(made.place), made.nlb, made.prp1, made.prp2);
 			line = ring_line(k, r.tail, dev::popc(good & below(lane)));
 			kept = (u64)c;
 			blocks = made.nlb + 1u;
@@ -850,8 +859,8 @@ HX_DEVICE inline u32 hist_bucket(i64 ns) {
 	return (exp - histMinBits) << histSubBits | ((u32)((u64)ns >> (exp - histSubBits)) & ((1 << histSubBits) - 1));
 }
 
-// Counts the latencies of the lanes in which good is set. Once per bucket: the histogram is in the
-// CPU's memory, where every read-modify-write is a way there and back.
+// Counts the latencies of the lanes in which good is set. Once per bucket, as read-modify-writes of one word
+// wait for each other.
 HX_DEVICE inline void tally(const QueueState &k, bool good, i64 ns) {
 	u32 bucket = hist_bucket(ns);
 	for (u32 m = dev::ballot(dev::full_mask, good); m != 0;) {

@@ -270,10 +270,7 @@ HX_DEVICE __forceinline__ void work(const SyncParams &p, SetState *s, u32 g, i64
 			u32 cold = io::frozen(q), tail = 0, status = 0;
 			i64 now = io::now();
 			if (tries == 0) {
-				if (io::leader()) {
-					dev::st(&c->ByteOffset, made.byte);
-					state = dev::ld_relaxed_gpu(&c->State);
-				}
+				if (io::leader()) state = dev::ld_relaxed_gpu(&c->State);
 				made.start = now;
 				io::store_lines<3>(io::leader() ? (u64)c : 0, io::entry(made));
 			}
@@ -284,7 +281,7 @@ HX_DEVICE __forceinline__ void work(const SyncParams &p, SetState *s, u32 g, i64
 				if (io::leader()) {
 					tail = dev::ld(&q->Tail); // litmus: sync-tail
 					state = io::launch(k, c, state, now);
-					sqe = io::read_command(k, cid | (state & cmdGen), made.lba, made.nlb, made.prp1, made.prp2);
+					sqe = io::read_command(k, cid | (state & cmdGen), io::lba_at(made.place), made.nlb, made.prp1, made.prp2);
 					if (tries == 0)
 						dev::add_gpu<dev::relaxed>(&s->Issued, (u64)1);
 					else

@@ -28,29 +28,36 @@ HX_KERNEL(submit, SubmitParams) {
 	if (io::leader()) dev::cas_gpu<dev::relaxed>((u64 *)&s->StartNS, (u64)0, (u64)dev::now_ns());
 	u32 lo, hi;
 	io::range(p.NumQueues, &lo, &hi);
-	for (u32 g = lo; g < hi; g++) {
-		QueueState *q = io::queue(p.Queues, g);
-		u32 tail = 0, ssd = dev::ld(&q->SSD);
-		if (io::leader()) tail = dev::ld_relaxed_gpu(&q->PendTail); // litmus: submit-push
-		i64 from = dev::ld(dev::at<i64>(units, 2 * (i64)ssd));
-		i64 to = dev::ld(dev::at<i64>(units, 2 * (i64)ssd + 1));
-		i64 first, last;
-		io::share(to - from, g % p.QueuesPerSSD, p.QueuesPerSSD, rotate, &first, &last);
-		if (first == last) continue;
-		// litmus: submit-push
-		if (io::leader()) {
-#ifdef HX_PLANT_REFILL_BEFORE_HANDOVER
-			dev::st_release_gpu(&q->PendTail, tail + 1);
-#endif
-			dev::st(&q->Pend[tail % maxSets].Next, from + first);
-			dev::st(&q->Pend[tail % maxSets].End, from + last);
-			dev::st(&q->PendRing[tail % maxSets], p.Set);
-#ifndef HX_PLANT_REFILL_BEFORE_HANDOVER
-			dev::st_release_gpu(&q->PendTail, tail + 1);
-#endif
+	// A lane finds what one of 32 queues gets, for all of them in the same trip.
+	for (u32 base = lo; base < hi; base += 32) {
+		u32 mine = base + dev::lane(), tails = 0;
+		i64 from = 0, begin = 0, end = 0;
+		if (mine < hi) {
+			u64 bucket = units + mine / p.QueuesPerSSD * 16;
+			tails = dev::ld_relaxed_gpu(&io::queue(p.Queues, mine)->PendTail); // litmus: submit-push
+			from = dev::ld(dev::at<i64>(bucket, 0));
+			io::share(dev::ld(dev::at<i64>(bucket, 1)) - from, mine % p.QueuesPerSSD, p.QueuesPerSSD, rotate, &begin, &end);
 		}
-		dev::syncwarp();
-		io::serve(q, g, p.Sets, false, p.Set);
+		for (u32 i = 0; i < 32 && base + i < hi; i++) {
+			QueueState *q = io::queue(p.Queues, base + i);
+			u32 tail = dev::shfl(dev::full_mask, tails, i);
+			i64 first = dev::shfl(dev::full_mask, from + begin, i), last = dev::shfl(dev::full_mask, from + end, i);
+			if (first == last) continue;
+			// litmus: submit-push
+			if (io::leader()) {
+#ifdef HX_PLANT_REFILL_BEFORE_HANDOVER
+				dev::st_release_gpu(&q->PendTail, tail + 1);
+#endif
+				dev::st(&q->Pend[tail % maxSets].Next, first);
+				dev::st(&q->Pend[tail % maxSets].End, last);
+				dev::st(&q->PendRing[tail % maxSets], p.Set);
+#ifndef HX_PLANT_REFILL_BEFORE_HANDOVER
+				dev::st_release_gpu(&q->PendTail, tail + 1);
+#endif
+			}
+			dev::syncwarp();
+			io::serve(q, base + i, p.Sets, false, p.Set);
+		}
 	}
 	if (io::leader()) dev::max_gpu<dev::relaxed>(&s->SubmitNS, dev::now_ns());
 }

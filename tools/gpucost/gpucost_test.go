@@ -65,7 +65,8 @@ func (r *recorder) run(l *fakecuda.Launch) error {
 	}
 	var memory ptxrun.Memory
 	for _, g := range l.Ranges {
-		memory = append(memory, ptxrun.Region{Base: g.Addr, Size: g.Size})
+		memory = append(memory, ptxrun.Region{Base: g.Addr, Size: g.Size,
+			Far: g.Host != 0})
 	}
 	dims := func(d [3]uint32) [3]int { return [3]int{int(d[0]), int(d[1]), int(d[2])} }
 	stats, err := k.Run(context.Background(), ptxrun.Launch{Grid: dims(l.Grid),

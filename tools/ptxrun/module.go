@@ -266,6 +266,7 @@ func (m *Module) WithMutation(kernel string, index int, mut Mutation) (*Module, 
 type Region struct {
 	Base, Size uint64
 	ReadOnly   bool
+	Far        bool // in the CPU's memory, for Traffic
 }
 
 // Memory lists what a launch may use of the global space, whose addresses are the process's own:

@@ -61,7 +61,7 @@ type block struct {
 	bars   [16]meeting
 	counts []int64 // of the worker
 	lanes  int64
-	trips  int64    // of its warps up to barriers
+	trips  trips    // of its warps up to barriers
 	moved  *Traffic // of the worker
 }
 
@@ -298,7 +298,7 @@ func (b *block) begin() bool {
 		return false
 	}
 	b.index = int(next)
-	b.alive, b.trips = r.threads, 0
+	b.alive, b.trips = r.threads, trips{}
 	clear(b.bars[:])
 	warps := (r.threads + 31) / 32
 	if b.warps == nil {
@@ -374,7 +374,7 @@ func (b *block) open(m *meeting) {
 		p.state, p.alone = ready, 0
 		p.pc++
 		if b.run.traffic {
-			m.of[i].trips = max(m.of[i].trips, b.trips)
+			m.of[i].trips.await(b.trips)
 		}
 	}
 	*m = meeting{}

@@ -8,26 +8,36 @@ type Traffic struct {
 	// As on a GPU a warp goes on behind a load, up to the first instruction that reads its value; a
 	// block's warps wait for each other at barriers.
 	Trips int64
+	// Far counts those to regions that are Far, as if there were no others.
+	Far int64
 	// Sectors of 32 bytes are counted for each load and store of a warp, Atomics for each lane.
 	Sectors, Atomics int64
 }
 
 func (t *Traffic) add(o Traffic) {
-	t.Trips = max(t.Trips, o.Trips)
+	t.Trips, t.Far = max(t.Trips, o.Trips), max(t.Far, o.Far)
 	t.Sectors += o.Sectors
 	t.Atomics += o.Atomics
 }
 
 const sectorBits = 5
 
+// trips counts loads and atomics one after the other: all, and those that are Far.
+type trips struct{ all, far int64 }
+
+func (t *trips) await(o trips) { t.all, t.far = max(t.all, o.all), max(t.far, o.far) }
+
 // travel counts an instruction that is about to run in some lanes.
 func (w *warp) travel(in *inst, lanes uint32) {
 	for _, s := range in.uses {
-		w.trips = max(w.trips, w.arrives[s])
+		w.trips.await(w.arrives[s])
 	}
-	b, late := w.block, int64(0)
+	b, there := w.block, w.trips
 	if in.mem != nil && w.toGlobal(in, lanes) {
-		late = 1
+		there.all++
+		if w.isFar(in, lanes) {
+			there.far++
+		}
 		if in.mem.rmw != "" {
 			b.moved.Atomics += int64(bits.OnesCount32(lanes))
 		} else {
@@ -35,11 +45,11 @@ func (w *warp) travel(in *inst, lanes uint32) {
 		}
 	}
 	for _, d := range in.defs {
-		w.arrives[d] = w.trips + late
-		b.moved.Trips = max(b.moved.Trips, w.trips+late)
+		w.arrives[d] = there
+		b.moved.Trips, b.moved.Far = max(b.moved.Trips, there.all), max(b.moved.Far, there.far)
 	}
 	if in.kind == barrier {
-		b.trips = max(b.trips, w.trips)
+		b.trips.await(w.trips)
 	}
 }
 
@@ -54,6 +64,17 @@ func (w *warp) toGlobal(in *inst, lanes uint32) bool {
 			return false
 		}
 		return true
+	}
+	return false
+}
+
+// isFar reports whether the first of these lanes accesses a region that is Far.
+func (w *warp) isFar(in *inst, lanes uint32) bool {
+	addr := w.regs[in.a][bits.TrailingZeros32(lanes)&31] + uint64(in.imm)
+	for _, r := range w.block.run.memory {
+		if addr-r.Base < r.Size {
+			return r.Far
+		}
 	}
 	return false
 }

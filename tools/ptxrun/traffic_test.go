@@ -30,7 +30,7 @@ func TestTraffic(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, s, err := launchWords(t, begin+x.body, 64, Launch{Block: [3]int{64}, Traffic: true})
 			require.NoError(t, err)
-			require.Equal(t, Traffic{x.trips, x.sectors, x.atoms}, s.Traffic)
+			require.Equal(t, Traffic{x.trips, 0, x.sectors, x.atoms}, s.Traffic)
 			_, s, err = launchWords(t, begin+x.body, 64, Launch{Block: [3]int{64}})
 			require.NoError(t, err)
 			require.Zero(t, s.Traffic)

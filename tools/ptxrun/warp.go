@@ -68,8 +68,8 @@ type warp struct {
 	fence   atomic.Uint64
 	fault   error
 	at_     int32   // the instruction that runs
-	trips   int64   // see Traffic
-	arrives []int64 // by register slot: how many trips the warp has made when its value is there
+	trips   trips   // see Traffic
+	arrives []trips // by register slot: how many trips the warp has made when its value is there
 	spare   []*node
 }
 
@@ -91,9 +91,9 @@ func (w *warp) start(index, lanes int) {
 		w.regs = make([][32]uint64, prog.slots)
 		w.preds = make([]uint32, prog.preds)
 	}
-	w.index, w.fault, w.steps, w.trips = index, nil, 0, 0
+	w.index, w.fault, w.steps, w.trips = index, nil, 0, trips{}
 	if run.traffic {
-		w.arrives = make([]int64, prog.slots)
+		w.arrives = make([]trips, prog.slots)
 	}
 	w.waiting = w.waiting[:0]
 	w.groups = [32]int{}

@@ -32,7 +32,10 @@ type Launch struct {
 }
 
 // Range is live memory at its address in this process.
-type Range struct{ Addr, Size uint64 }
+type Range struct {
+	Addr, Size uint64
+	Host       uint64 // 1: the CPU's memory
+}
 
 // Find is the live memory that holds addr now.
 func (l *Launch) Find(addr uint64) (Range, bool) {

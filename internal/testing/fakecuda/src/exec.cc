@@ -13,8 +13,9 @@ namespace {
 
 struct Range {
 	u64 addr, size;
+	u64 host; // 1: the CPU's memory
 };
-static_assert(sizeof(Range) == 16, "executor.go: execRange");
+static_assert(sizeof(Range) == 24, "executor.go: execRange");
 
 // A grid for the executor. Pointers are good until it returns.
 struct Execution {
@@ -51,10 +52,10 @@ Executor &executor() { // guarded by g().mu
 
 std::vector<Range> ranges() { // with mu held
 	std::vector<Range> out;
-	for (auto &x : g().mem) out.push_back({x.second.addr, x.second.size});
+	for (auto &x : g().mem) out.push_back({x.second.addr, x.second.size, x.second.type == MemType::device ? 0u : 1u});
 	for (auto &x : g().reserved)
 		for (auto &p : x.second.parts)
-			if (p.second.access) out.push_back({p.first, p.second.size});
+			if (p.second.access) out.push_back({p.first, p.second.size, 0});
 	std::sort(out.begin(), out.end(), [](const Range &a, const Range &b) { return a.addr < b.addr; });
 	return out;
 }

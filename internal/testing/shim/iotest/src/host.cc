@@ -789,7 +789,7 @@ void Host::fail_command(u32 g, u32 cid, u16 kind) {
 	f.QID = (u16)k.QID;
 	f.CID = (u16)wire(g, cid);
 	f.Tries = load(&cmd.State) / cmdAttempt;
-	f.LBA = cmd.LBA;
+	f.LBA = cmd.Place & (((u64)1 << placeBits) - 1);
 	f.Blocks = cmd.NLB + 1u;
 	f.SSD = k.SSD;
 	u32 slot = cmd.Set, rows = fail_unit(slot, cmd.Index, f);
