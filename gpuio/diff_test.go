@@ -239,7 +239,8 @@ func newDiffWorld(t testing.TB, seed uint64, round int, slab []byte, ref, dut st
 		}
 		q := w.q(g)
 		*q = queueState{SQ: sq, CQ: cq, SQDoorbell: bells, CQDoorbell: bells + 64, Commands: cmds,
-			HostCommands: cmds, Lists: lists, ListsIOVA: w.iova(s, lists), Stage: stage, StageIOVA: w.iova(s, stage),
+			HostCommands: cmds, Lists: lists, ListsIOVA: w.iova(s, lists), Stage: stage,
+			StageIOVA: w.iova(s, stage),
 			Hist:      hist,
 			TimeoutNS: int64(time.Hour), DataStart: uint64(rng.IntN(100)),
 			QID: uint32(1 + g%w.perSSD), NSID: 1, SSD: s,

@@ -217,8 +217,8 @@ func (e *async) growCoalesce(sc *setScratch, n int64) error {
 func (e *async) launchCoalesce(slot uint32) error {
 	p := coalesceParams{
 		Sets: e.setBuf.dev.Ptr(), KeysA: e.sorting.keysA.Ptr(), KeysB: e.sorting.keysB.Ptr(),
-		Set: slot * e.shape.stride, QueuesPerSSD: uint32(e.perSSD), Window: e.window, Passes: e.layout.passes(),
-		Reach: e.reach,
+		Set: slot * e.shape.stride, QueuesPerSSD: uint32(e.perSSD), Window: e.window,
+		Passes: e.layout.passes(), Reach: e.reach,
 	}
 	order := e.scratch[slot].order.Ptr()
 	p.IdxA, p.IdxB = e.sorting.idx.Ptr(), order
