@@ -2419,7 +2419,7 @@ TEXT ·softmaxAVX2(SB), NOSPLIT, $0-9
 
 list:
 	DECQ    104(AX)
-	JL      done
+	JL      ended
 	MOVQ    96(AX), SI
 	MOVL    (SI), SI
 	LEAQ    (BX)(SI*4), SI
@@ -2571,6 +2571,11 @@ sharesMore:
 	MOVQ R9, DI
 	ADDQ CX, DX
 	JMP  list
+
+ended:
+	MOVQ $0x00000000, 96(AX)
+	MOVQ $0x00000000, 136(AX)
+	JMP  done
 
 bad:
 	XORB AL, AL
@@ -2725,7 +2730,7 @@ TEXT ·softmaxSlopeAVX2(SB), NOSPLIT, $0-9
 
 list:
 	DECQ         104(AX)
-	JL           done
+	JL           ended
 	MOVQ         96(AX), SI
 	MOVL         (SI), SI
 	LEAQ         (BX)(SI*4), SI
@@ -2894,6 +2899,11 @@ slopesMore:
 	ADDQ    CX, DX
 	JMP     list
 
+ended:
+	MOVQ $0x00000000, 96(AX)
+	MOVQ $0x00000000, 136(AX)
+	JMP  done
+
 bad:
 	XORB AL, AL
 	JMP  end
@@ -2927,7 +2937,7 @@ TEXT ·softmaxPartAVX2(SB), NOSPLIT, $0-9
 
 list:
 	DECQ       104(AX)
-	JL         done
+	JL         ended
 	MOVQ       96(AX), SI
 	MOVL       (SI), SI
 	LEAQ       (BX)(SI*4), SI
@@ -3080,6 +3090,11 @@ sharesMore:
 	ADDQ CX, DX
 	JMP  list
 
+ended:
+	MOVQ $0x00000000, 96(AX)
+	MOVQ $0x00000000, 136(AX)
+	JMP  done
+
 bad:
 	XORB AL, AL
 	JMP  end
@@ -3113,7 +3128,7 @@ TEXT ·softmaxSlopePartAVX2(SB), NOSPLIT, $0-9
 
 list:
 	DECQ         104(AX)
-	JL           done
+	JL           ended
 	MOVQ         96(AX), SI
 	MOVL         (SI), SI
 	LEAQ         (BX)(SI*4), SI
@@ -3281,6 +3296,11 @@ slopesMore:
 	MOVQ       R9, DI
 	ADDQ       CX, DX
 	JMP        list
+
+ended:
+	MOVQ $0x00000000, 96(AX)
+	MOVQ $0x00000000, 136(AX)
+	JMP  done
 
 bad:
 	XORB AL, AL

@@ -141,7 +141,7 @@ func (s *softmax) lists(name, doc string, body func()) {
 	XORQ(s.firstAt, s.firstAt)
 	Label("list")
 	DECQ(vec.Field(s.args, softLeft))
-	JL(LabelRef("done"))
+	JL(LabelRef("ended"))
 	MOVQ(vec.Field(s.args, softCounts), s.last)
 	MOVL(Mem{Base: s.last}, s.last.As32())
 	LEAQ(Mem{Base: s.first, Index: s.last, Scale: 4}, s.last)
@@ -152,6 +152,11 @@ func (s *softmax) lists(name, doc string, body func()) {
 	MOVQ(s.at, s.firstAt)
 	ADDQ(s.stride, s.row)
 	JMP(LabelRef("list"))
+	// Behind the last list these point to another object. The collector may still find the arguments.
+	Label("ended")
+	MOVQ(U32(0), vec.Field(s.args, softCounts))
+	MOVQ(U32(0), vec.Field(s.args, softLoops))
+	JMP(LabelRef("done"))
 	vec.End()
 }
 
