@@ -25,8 +25,8 @@ import (
 	"helios/nvme"
 )
 
-// SSD is the drive of one stripe. A drive with several stripes of a set is listed once for each, with
-// one controller; Distinct lists it once.
+// SSD is the drive of one stripe. A drive with several stripes of a set is listed once for each,
+// with one controller; Distinct lists it once.
 type SSD struct {
 	Ctrl *nvme.Controller
 	Name string // for errors; defaults to the controller's name

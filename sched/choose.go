@@ -471,8 +471,8 @@ const (
 	measureAlign   = 4096
 )
 
-// measureSSDs models the slowest of the stripes' SSDs by short measurements of the files behind them, where
-// the rows are: holes of a file would be read in no time.
+// measureSSDs models the slowest of the stripes' SSDs by short measurements of the files behind
+// them, where the rows are: holes of a file would be read in no time.
 func measureSSDs(ctx context.Context, ssds []*gpuio.SSD, rows, rowBytes int64) (*ssdmodel.Model,
 	error) {
 	extent := rows / int64(len(ssds)) * rowBytes

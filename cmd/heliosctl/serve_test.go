@@ -177,6 +177,12 @@ func TestServeRowsInPlace(t *testing.T) {
 // detector looks on.
 func TestServeOpensLoadersAtOnce(t *testing.T) {
 	loaded(t, 2)
+	openAtOnce(t)
+}
+
+// openAtOnce has four loaders of g read an epoch.
+func openAtOnce(t *testing.T) {
+	t.Helper()
 	b := serverBackend(t)
 	open := serve.OpenRequest{}
 	open.Dataset, _ = filepath.Abs("g")

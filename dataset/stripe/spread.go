@@ -12,11 +12,11 @@ import (
 	"helios/internal/units"
 )
 
-// Row r of a dataset is in stripe r mod n. With one stripe on each SSD all have as many reads, which
-// is fastest. Where SSDs lack the room for that, those with more of it take several stripes, each
-// with a superblock of its own, and as many parts of the reads. Of the spreads that fit, with up to
-// spreadOver stripes for each SSD, the one with the least on the busiest SSD is chosen, and of these
-// the one with the fewest stripes.
+// Row r of a dataset is in stripe r mod n. With one stripe on each SSD all have as many reads,
+// which is fastest. Where SSDs lack the room for that, those with more of it take several stripes,
+// each with a superblock of its own, and as many parts of the reads. Of the spreads that fit, with
+// up to spreadOver stripes for each SSD, the one with the least on the busiest SSD is chosen, and
+// of these the one with the fewest stripes.
 const (
 	spreadOver  = 2
 	fewStripes  = 8   // are always allowed
