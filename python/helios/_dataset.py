@@ -192,7 +192,7 @@ class NodeType:
         return f"<helios nodes: {self.num_nodes}, {self.num_features} features>"
 
 
-class EdgeStore:
+class Edges:
     """The edges of one type of a typed graph."""
 
     def __init__(self, files: Files, edges: int) -> None:
@@ -257,14 +257,14 @@ class Dataset:
             self.close()
             raise ProtocolError(f"the daemon described the dataset as {d!r}: {e!r}") from None
 
-    def _stores(self, s: Schema, arrays: Mapping[str, str]) -> dict[Any, NodeType | EdgeStore]:
+    def _stores(self, s: Schema, arrays: Mapping[str, str]) -> dict[Any, NodeType | Edges]:
         folder, all_of = self._how.dataset, {}
         for t in s.node_types:
             more, splits = (arrays, self.splits) if t == s.target else ({}, {})
             files = Files(folder, {**more, **s.files[t]}, (s.nodes[t],))
             all_of[t] = NodeType(files, s.nodes[t], s.dims[t], splits)
         edges = {
-            e: EdgeStore(Files(folder, s.files[e], (s.nodes[e[0]], s.nodes[e[2]])), s.edges[e])
+            e: Edges(Files(folder, s.files[e], (s.nodes[e[0]], s.nodes[e[2]])), s.edges[e])
             for e in s.edge_types
         }
         return {**all_of, **edges}

@@ -270,12 +270,20 @@ def _write(target: Path, name: str, value: Any) -> None:
 
 
 def _array(name: str, value: Any) -> np.ndarray[Any, Any]:
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":
-            value = value.float()
-        value = value.numpy()
-    a: np.ndarray[Any, Any] = np.asanyarray(value)
-    if a.dtype == object:
-        raise UsageError(f"{name} is no array of numbers")
+    try:
+        if hasattr(value, "detach"):
+            value = value.detach().cpu()
+            if str(value.dtype) == "torch.bfloat16":
+                value = value.float()
+            if "strided" not in str(value.layout):
+                raise TypeError(f"a tensor of layout {value.layout}")
+            value = value.numpy()
+        a: np.ndarray[Any, Any] = np.asanyarray(value)
+        if a.dtype == object:
+            raise TypeError(f"a {type(value).__name__} of objects")
+    except (TypeError, ValueError, RuntimeError) as e:
+        how = "a dense array of numbers, whose rows are equally long"
+        if name == "edge_index":
+            how += ", or an adjacency matrix of SciPy"
+        raise UsageError(f"{name} is no array of numbers: {e}; give {how}") from None
     return a

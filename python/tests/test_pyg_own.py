@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import helios
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("torch_geometric", reason="PyG is not installed")
 
+import torch_geometric  # noqa: E402
 from torch_geometric.data import Data, EdgeAttr, HeteroData, TensorAttr  # noqa: E402
 from torch_geometric.sampler import NegativeSampling  # noqa: E402
 
@@ -516,6 +518,40 @@ def test_graph_store(graph, typed):
             assert col[CITES].numel() == 500
             with pytest.raises(helios.UsageError, match="no edges of type"):
                 store.get_edge_index(("a", "b", "c"), "csc")
+
+
+def whole_neighbourhoods(colptr, row, seeds, counts, replace, directed):
+    """Stands for torch_sparse's neighbor_sample, where counts take all neighbours."""
+    assert set(counts) == {-1} and directed
+    ids, edges, first = seeds.tolist(), [], 0
+    for _ in counts:
+        hop, first = range(first, len(ids)), len(ids)
+        for at in hop:
+            for e in range(colptr[ids[at]], colptr[ids[at] + 1]):
+                if row[e] not in ids:
+                    ids.append(int(row[e]))
+                edges.append((ids.index(row[e]), at, e))
+    return torch.tensor(ids), *torch.tensor(edges).T
+
+
+def test_pygs_own_class_over_the_stores(graph, monkeypatch):
+    """Its loader and its sampler read our stores, and find what the daemon does."""
+    monkeypatch.setattr(torch_geometric.typing, "WITH_PYG_LIB", False)
+    monkeypatch.setattr(torch_geometric.typing, "WITH_TORCH_SPARSE", True)
+    compiled = SimpleNamespace(neighbor_sample=whole_neighbourhoods)
+    monkeypatch.setattr(torch.ops, "torch_sparse", compiled)
+    how = {"input_nodes": torch.arange(99, -1, -1), "batch_size": 30}
+    theirs = torch_geometric.loader.NeighborLoader(helios.pyg.stores(graph), [-1, -1], **how)
+    count = 0
+    for one, other in zip(theirs, helios.NeighborLoader(graph, [-1, -1], **how), strict=True):
+        assert torch.equal(one.n_id[:30], other.n_id[:30])
+        assert sorted(one.n_id.tolist()) == sorted(other.n_id.tolist())
+        edges = [sorted(pairs(b.n_id[b.edge_index])) for b in (one, other)]
+        assert edges[0] == edges[1]
+        assert torch.equal(one.x, graph.x[one.n_id])
+        assert torch.equal(one.y, graph.y[one.n_id])
+        count += 1
+    assert count == 4
 
 
 def test_no_compiled_package_is_asked_for(graph):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
@@ -141,8 +142,18 @@ def test_save_refuses(script, tmp_path):
         helios.save(tmp_path / "o", x, e, tmp_path / "nothing.npy", binary=b)
     with pytest.raises(helios.UsageError, match="no folder"):
         helios.save(tmp_path / "a" / "o", x, e, y, binary=b)
-    with pytest.raises(helios.UsageError, match="numbers"):
-        helios.save(tmp_path / "o", x, e, [None, "a"], binary=b)
+    ragged = [[0, 1], [2]]
+    wrong = {"labels": (x, e, [None, "a"]), "features": (ragged, e, y)}
+    wrong["edge_index"] = (x, ragged, y)
+    with contextlib.suppress(ImportError):
+        import torch
+
+        sparse = torch.eye(2).to_sparse()
+        wrong |= {"features is": (sparse, e, y), "edge_index is": (x, sparse, y)}
+        wrong["labels is"] = (x, e, torch.empty(2, device="meta"))
+    for name, arrays in wrong.items():
+        with pytest.raises(helios.UsageError, match=f"{name}.* no array of numbers.*; give"):
+            helios.save(tmp_path / "o", *arrays, binary=b)
     assert os.listdir(tmp_path) == ["heliosctl"]
 
 
