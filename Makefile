@@ -243,12 +243,13 @@ test-gorgonia:
 	./tools/cudatools.sh "$(CUDA_TOOLS)"
 	./tools/gorgonia.sh "$(CUDA_TOOLS)/include"
 
-# The library METIS against the partitioner's own method, and the pages of "report" in a browser: here
-# they fail where the library or Chromium lacks.
+# The library METIS against the partitioner's own method, and the pages of "report" in a browser, with
+# axe-core from npm: here they fail where the library, Chromium or axe-core lacks.
 test-metis:
 	HELIOS_NEED_METIS=1 $(GO) test -count=1 -v -run METIS ./graph/partition
 test-pages:
-	HELIOS_NEED_BROWSER=1 $(GO) test -count=1 -v ./internal/htmlreport
+	npm install --silent --no-save --no-audit --no-fund --prefix bin/axe axe-core@4.14.1
+	HELIOS_NEED_BROWSER=1 HELIOS_AXE=$(CURDIR)/bin/axe/node_modules/axe-core/axe.min.js $(GO) test -count=1 -v ./internal/htmlreport
 
 # Damage at random places of every file that a run reads: nothing may change a result in silence.
 BYTE_TRIALS ?= 2000

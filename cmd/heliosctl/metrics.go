@@ -16,6 +16,7 @@ import (
 
 	"helios/internal/errs"
 	"helios/internal/hostmem"
+	"helios/internal/htmlreport"
 	figures "helios/internal/metrics"
 	"helios/internal/serve"
 	"helios/sched/report"
@@ -29,7 +30,8 @@ type metrics struct {
 	values map[string]float64 // by name with its labels
 	fill   func()             // brings values up to date before they are told; nil: they are
 	server *http.Server
-	addr   string // that it listens on
+	addr   string           // that it listens on
+	page   *htmlreport.Live // nil: there is none
 	done   chan error
 
 	numbers bool // are learnt: no seed is right or wrong
@@ -41,21 +43,26 @@ type metrics struct {
 // metricsTimeout bounds a request, and the end of those under way.
 const metricsTimeout = 5 * time.Second
 
-// serveMetrics begins to serve; close ends it. Labels tell the run from others.
-func serveMetrics(addr string, labels map[string]string) (*metrics, error) {
+// serveMetrics begins to serve on the address of an option, with a page where there is one; close
+// ends it.
+func serveMetrics(option errs.Key, addr string, page *htmlreport.Live) (*metrics, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
-		return nil, errs.New(errs.Usage, "{metrics} %s: %w; write HOST:PORT or :PORT", addr, err)
+		return nil, errs.New(errs.Usage, "%v %s: %w; write HOST:PORT or :PORT", option, addr, err)
 	}
 	if host == "" {
 		host = "127.0.0.1"
 	}
 	l, err := net.Listen("tcp", net.JoinHostPort(host, port))
 	if err != nil {
-		return nil, errs.New(errs.Usage, "{metrics} %s: %w; choose another port", addr, err)
+		return nil, errs.New(errs.Usage, "%v %s: %w; choose another port", option, addr, err)
 	}
-	m := newMetrics(labels)
+	m := &metrics{values: map[string]float64{}, page: page}
 	mux := http.NewServeMux()
+	if page != nil {
+		mux.Handle("GET /{$}", page)
+		mux.Handle("GET /live", page)
+	}
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		m.mu.Lock()
 		fill := m.fill
@@ -87,8 +94,11 @@ func metricName(name string, labels map[string]string) string {
 	return name
 }
 
-func newMetrics(labels map[string]string) *metrics {
-	return &metrics{values: map[string]float64{metricName("run_info", labels): 1}}
+// about tells the run from others by its labels.
+func (m *metrics) about(labels map[string]string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.values[metricName("run_info", labels)] = 1
 }
 
 // write writes all values, and the memory that there is now.
@@ -207,6 +217,9 @@ func (m *metrics) live(pass string, p report.Partial) {
 func (m *metrics) close() error {
 	if m == nil {
 		return nil
+	}
+	if m.page != nil {
+		m.page.Leave()
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), metricsTimeout)
 	defer cancel()

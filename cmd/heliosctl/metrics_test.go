@@ -18,10 +18,12 @@ import (
 )
 
 // scrape gets the metrics of an address.
-func scrape(t *testing.T, addr string) string {
+func scrape(t *testing.T, addr string) string { return browse(t, addr+"/metrics") }
+
+func browse(t *testing.T, url string) string {
 	t.Helper()
 	c := http.Client{Timeout: 10 * time.Second}
-	r, err := c.Get("http://" + addr + "/metrics")
+	r, err := c.Get("http://" + url)
 	require.NoError(t, err)
 	defer r.Body.Close() //nolint:errcheck // only read
 	text, err := io.ReadAll(r.Body)
@@ -32,8 +34,9 @@ func scrape(t *testing.T, addr string) string {
 
 // Counters grow by what a pass has come to, and a pass that begins anew takes nothing back.
 func TestMetricsCount(t *testing.T) {
-	m, err := serveMetrics(":0", map[string]string{"mode": "m"})
+	m, err := serveMetrics("serve", ":0", nil)
 	require.NoError(t, err)
+	m.about(map[string]string{"mode": "m"})
 	require.Regexp(t, `^127\.0\.0\.1:\d+$`, m.addr, "without a host nobody else reaches it")
 	var heard []int
 	var live []string
@@ -69,19 +72,19 @@ func TestMetricsCount(t *testing.T) {
 	require.Error(t, err, "closed")
 }
 
-// A run that trains tells so meanwhile.
+// A run that trains tells so meanwhile, on a page, too, and there how it ended.
 func TestTrainMetrics(t *testing.T) {
 	isolate(t)
 	ok(t, "generate", "--nodes", "600", "--dim", "16", "--classes", "3", "--out", "g")
 	ok(t, "bind-ssds", "--proxy", "a.img", "--size", "4MiB")
 	ok(t, "load", "g")
 	cmd := child(t, "train", "g", "--epochs", "100000", "--hidden", "8", "--batch-size", "128",
-		"--metrics", "127.0.0.1:0")
+		"--serve", "127.0.0.1:0")
 	said, err := cmd.StderrPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
 	lines := bufio.NewScanner(said)
-	address := regexp.MustCompile(`http://(\S+)/metrics`)
+	address := regexp.MustCompile(`http://(\S+)/;`)
 	var addr string
 	for addr == "" && lines.Scan() {
 		if m := address.FindStringSubmatch(lines.Text()); m != nil {
@@ -100,7 +103,15 @@ func TestTrainMetrics(t *testing.T) {
 		require.True(t, time.Now().Before(deadline), text)
 		time.Sleep(10 * time.Millisecond)
 	}
+	page := browse(t, addr+"/")
+	for _, want := range []string{"<title>heliosctl train: g</title>", "Loss by epoch", "sage inmem, validation",
+		"The run goes on.", "epoch", "</html>"} {
+		require.True(t, strings.Contains(page, want), want)
+	}
 	require.NoError(t, cmd.Process.Signal(os.Interrupt))
+	for news := ""; !strings.Contains(news, "not whole: "); { // until it is gone, and that is an error
+		news = browse(t, addr+"/live?lines=0")
+	}
 	rest, err := io.ReadAll(said)
 	require.NoError(t, err)
 	require.Error(t, cmd.Wait())
@@ -112,10 +123,10 @@ func TestTrainMetrics(t *testing.T) {
 	for addr, says := range map[string]string{"9100": "HOST:PORT", l.Addr().String(): "another port"} {
 		r := hc(t, strings.Fields("train g --quiet --metrics "+addr)...)
 		require.Equal(t, 2, r.code)
-		require.Contains(t, r.errOut, "--metrics "+addr)
+		require.Contains(t, r.errOut, "--serve "+addr)
 		require.Contains(t, r.errOut, says)
 	}
-	fails(t, hc(t, "train", "g", "--clock", "virtual", "--metrics", ":0"), 2, "train", "--metrics")
+	fails(t, hc(t, "train", "g", "--clock", "virtual", "--metrics", ":0"), 2, "train", "--serve")
 	for _, flag := range []string{"--metric=log-loss", "--patience=2"} {
 		fails(t, hc(t, "train", "g", "--clock", "virtual", "--hardware", "host", flag), 2, "train",
 			strings.Split(flag, "=")[0]+" means nothing under --clock virtual")
@@ -124,7 +135,7 @@ func TestTrainMetrics(t *testing.T) {
 
 // A daemon's figures are those of the moment when somebody asks.
 func TestMetricsOfDaemon(t *testing.T) {
-	m, err := serveMetrics(":0", map[string]string{"verb": "serve"})
+	m, err := serveMetrics("metrics", ":0", nil)
 	require.NoError(t, err)
 	s := serve.New(serve.Config{Memory: 1 << 20})
 	m.daemon(s)

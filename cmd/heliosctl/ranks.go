@@ -120,7 +120,7 @@ func (t *trainer) joinRanks(ctx context.Context) (ranks.Group, error) {
 	if g.Rank() > 0 {
 		t.env.ui = ui.New(io.Discard, os.Stderr)
 		t.env.ui.Quiet = true
-		t.results, t.timeline, t.metrics, t.explain = "", "", "", false
+		t.results, t.timeline, t.serve, t.explain = "", "", "", false
 	}
 	return g, nil
 }

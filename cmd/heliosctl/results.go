@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -129,6 +130,7 @@ type results struct {
 	file  *outfile.File
 	lines *outfile.Lines // file from the first line on, or a file that is continued
 	w     *ui.UI         // over lines
+	page  *ui.UI         // over a page that follows the run; nil: there is none
 	err   error
 
 	continued bool
@@ -285,9 +287,29 @@ func (o *outputs) continueResults(e *env, run string, held bool) (r *results, er
 	return r, err
 }
 
-func (r *results) render() {
-	r.w = ui.New(r.lines, r.lines)
-	r.w.JSON, r.w.Quiet = true, true
+func (r *results) render() { r.w = linesTo(r.lines) }
+
+// linesTo writes JSON lines alone.
+func linesTo(w io.Writer) *ui.UI {
+	u := ui.New(w, w)
+	u.JSON, u.Quiet = true, true
+	return u
+}
+
+// follow has the page of a run follow it, where there is one.
+func (r *results) follow(m *metrics) {
+	if m != nil {
+		r.page = linesTo(m.page)
+	}
+}
+
+// tell writes an event to the file and to the page.
+func (r *results) tell(name string, v any) {
+	for _, w := range []*ui.UI{r.w, r.page} {
+		if w != nil {
+			r.keep(w.Event(name, v))
+		}
+	}
 }
 
 // begin writes the file's first line, once.
@@ -322,10 +344,16 @@ func (r *results) start(held *sched.Held) error {
 		r.silent = false
 		r.keep(r.w.Event("resume", r.e.runLine(r.run)))
 	}
-	if held != nil && r.w != nil {
+	if r.page != nil {
+		r.keep(r.page.Event("begin", r.e.runLine(r.run)))
+	}
+	if held != nil {
 		for _, ep := range held.Epochs {
-			if !r.epochs[ep.Epoch] {
+			if r.w != nil && !r.epochs[ep.Epoch] {
 				r.keep(r.w.Event("epoch", ep))
+			}
+			if r.page != nil {
+				r.keep(r.page.Event("epoch", ep))
 			}
 		}
 	}
@@ -336,9 +364,7 @@ func (r *results) start(held *sched.Held) error {
 func (r *results) event(name string, v any) {
 	r.begin()
 	r.keep(r.e.ui.Event(name, v))
-	if r.w != nil {
-		r.keep(r.w.Event(name, v))
-	}
+	r.tell(name, v)
 }
 
 func (r *results) keep(err error) {
@@ -356,22 +382,25 @@ func (r *results) end(err *error) {
 		}
 		panic(p)
 	}
-	if r.silent { // nothing of this run stands in the file
-		*err = errors.Join(*err, r.lines.Close())
-		return
-	}
-	if *err == nil {
+	if *err == nil && !r.silent {
 		r.begin()
 		*err = r.err
-	}
-	if r.lines == nil {
-		*err = errors.Join(*err, r.file.Discard())
-		return
 	}
 	last := endLine{Run: r.run, Whole: *err == nil, Time: nowText()}
 	if *err != nil {
 		class, text := r.e.classify(*err)
 		last.Reason, last.ExitCode = text, int(class)
+	}
+	if r.page != nil {
+		_ = r.page.Event("end", last) // the page is no result
+	}
+	switch {
+	case r.silent: // nothing of this run stands in the file
+		*err = errors.Join(*err, r.lines.Close())
+		return
+	case r.lines == nil:
+		*err = errors.Join(*err, r.file.Discard())
+		return
 	}
 	werr := errors.Join(r.w.Event("end", last), r.lines.Close())
 	if *err == nil {

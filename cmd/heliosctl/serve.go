@@ -73,11 +73,12 @@ func runServe(ctx context.Context, e *env, a *serveArgs) (err error) {
 		Memory: a.memory, Group: a.group, Linger: a.linger, Environment: e.daemonEnvironment(),
 		Note: func(text string) { b.note(errs.Text(text)) }})
 	if a.metrics != "" {
-		m, err := serveMetrics(a.metrics, map[string]string{"verb": "serve"})
+		m, err := serveMetrics("metrics", a.metrics, nil)
 		if err != nil {
 			return err
 		}
 		defer closing(&err, m.close)
+		m.about(map[string]string{"verb": "serve"})
 		m.daemon(s)
 		e.ui.Printf("metrics at http://%s/metrics", m.addr)
 	}

@@ -18,6 +18,7 @@ import (
 	"helios/graph"
 	hcli "helios/internal/cli"
 	"helios/internal/errs"
+	"helios/internal/htmlreport"
 	figures "helios/internal/metrics"
 	"helios/internal/units"
 	"helios/sched"
@@ -42,7 +43,7 @@ type trainerArgs struct {
 	seeds   []uint64 `option:"seeds" group:"Run" use:"setting" shown:"one run, with {seed}" arg:"S,A..B" usage:"train once with each seed of S,A..B, the last from A to B, and give mean and deviation of their figures; each has its checkpoint in a folder of {checkpoint}"`
 	explain bool     `option:"explain" group:"Run" use:"aside" usage:"print the steps of a mini-batch before training: what each does, waits for and runs on; and afterwards the processor time of each"`
 	live    bool     `option:"live" group:"Run" use:"aside" usage:"show stages, tiers, SSDs and loss while it runs, drawn over on a terminal"`
-	metrics string   `option:"metrics" group:"Run" use:"aside" shown:"none" arg:"ADDR" usage:"serve metrics for Prometheus on ADDR while it runs, such as :9100; without a host on this machine only"`
+	serve   string   `option:"serve" also:"metrics" group:"Run" use:"aside" shown:"none" arg:"ADDR" usage:"serve a page that follows the run, and /metrics for Prometheus, on ADDR while it runs, such as :9100; without a host on this machine only"`
 }
 
 // SetOption reads seeds.
@@ -82,7 +83,7 @@ func runTrain(ctx context.Context, e *env, a *trainerArgs) error {
 	hw, virtual, err := a.hardware(e, append(notVirtual(&a.runArgs), &a.faults,
 		&a.cfg.CheckpointDir, &a.cfg.CheckpointEvery, &a.cfg.Resume, &a.cfg.Reduce,
 		&a.cfg.Metric, &a.cfg.Patience, &a.cfg.MinDelta,
-		&a.metrics, &a.live, &a.ranks.wait, &a.ranks.library, &a.ranks.secretFile,
+		&a.serve, &a.live, &a.ranks.wait, &a.ranks.library, &a.ranks.secretFile,
 		&a.ranks.insecure, &a.ranks.listen))
 	if err != nil {
 		return err
@@ -114,10 +115,16 @@ func (t *trainer) train(ctx context.Context) (err error) {
 	if group != nil {
 		defer func() { leaveRanks(group, &err) }()
 	}
+	m, err := t.openPage()
+	if err != nil {
+		return err
+	}
+	defer closing(&err, m.close)
 	out, held, err := t.openRun()
 	if err != nil {
 		return err
 	}
+	out.follow(m)
 	defer out.end(&err)
 	s, err := openSession(ctx, e, &a.runArgs)
 	if err != nil {
@@ -145,16 +152,10 @@ func (t *trainer) train(ctx context.Context) (err error) {
 		t.showEpoch(&r)
 	}
 	obs.Plan = t.showPlan(out)
-	if a.metrics != "" {
-		m, err := serveMetrics(a.metrics, map[string]string{"run": out.run,
-			"mode":    cmp.Or(a.cfg.Mode, plan.DefaultMode),
+	if m != nil {
+		m.about(map[string]string{"run": out.run, "mode": cmp.Or(a.cfg.Mode, plan.DefaultMode),
 			"dataset": s.Inputs.Dataset.Meta.Name, "version": programVersion()})
-		if err != nil {
-			return err
-		}
-		defer closing(&err, m.close)
-		m.numbers = w.numbers
-		e.ui.Note("metrics for Prometheus: http://%s/metrics", m.addr)
+		m.numbers, w.page = w.numbers, m.page
 		obs = m.watch(obs)
 	}
 	defer t.meterCPU()()
@@ -172,6 +173,18 @@ func (t *trainer) train(ctx context.Context) (err error) {
 	showCPU(e, res.Epochs, w.fastest)
 	out.event("result", res)
 	return nil
+}
+
+// openPage begins to serve what --serve asks for; nil: nothing.
+func (t *trainer) openPage() (*metrics, error) {
+	if t.serve == "" {
+		return nil, nil
+	}
+	m, err := serveMetrics("serve", t.serve, htmlreport.NewLive(t.env.c.Args().First(), programVersion()))
+	if err == nil {
+		t.env.ui.Note("this run: http://%s/; for Prometheus: http://%s/metrics", m.addr, m.addr)
+	}
+	return m, err
 }
 
 // showEpoch shows what an epoch came to.

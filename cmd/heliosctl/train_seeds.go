@@ -127,7 +127,7 @@ func seedsOf(runs []*report.Result) seedsResult {
 
 // checkSeeds refuses what several runs can't share.
 func (t *trainer) checkSeeds() error {
-	if f := t.given(&t.cfg.Seed, &t.timeline, &t.clock, &t.explain, &t.metrics); f != "" {
+	if f := t.given(&t.cfg.Seed, &t.timeline, &t.clock, &t.explain, &t.serve); f != "" {
 		return errs.New(errs.Usage, "{seeds} and %v together; leave one out", errs.Key(f))
 	}
 	if err := t.oneProcess(); err != nil {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"helios/internal/htmlreport"
 	"helios/internal/ui"
 	"helios/internal/units"
 	"helios/sched/report"
@@ -16,6 +17,11 @@ import (
 type watch struct {
 	*trainer
 	far progressOfRuns
+
+	page  *htmlreport.Live // that is told; nil: there is none
+	told  time.Time        // when it last was
+	start time.Time        // of the run, which had done so much by then
+	first int64
 
 	pass             string // that was last heard of
 	now              report.Partial
@@ -67,7 +73,20 @@ func (w *watch) hear(pass string, p report.Partial) {
 	if w.live {
 		w.ui.Live("train", w.far.done, w.far.total, w.view)
 	}
+	if now := time.Now(); w.page != nil && now.Sub(w.told) >= pageEvery {
+		if w.told = now; w.start.IsZero() {
+			w.start, w.first = now, w.far.done
+		}
+		took, left := now.Sub(w.start), time.Duration(0)
+		if n := w.far.done - w.first; n > 0 {
+			left = time.Duration(float64(took) * float64(w.far.total-w.far.done) / float64(n))
+		}
+		w.page.Show(w.view(took, left))
+	}
 }
+
+// pageEvery is the time after which a page hears of a pass again.
+const pageEvery = 500 * time.Millisecond
 
 func (w *watch) endPass() {
 	if strings.HasPrefix(w.pass, "epoch ") {

@@ -47,7 +47,7 @@ func (l *Live) Show(now [][]string) {
 	l.now = now
 }
 
-// pollEvery is how often a page asks, as the script has it.
+// pollEvery is the time after which a page asks again, as the script has it.
 const pollEvery = time.Second
 
 // Leave waits until pages that are open have asked once more, and so have the end.
@@ -76,6 +76,8 @@ func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	v.Live, v.Now, v.State = true, now, "The run goes on."
 	if source.Ended {
 		v.Now.Rows, v.State = nil, "The run has ended: "+source.state()+"."
+	} else {
+		v.Sources[0].State = "under way"
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	if r.URL.Path != "/live" {

@@ -62,7 +62,7 @@ type shownSource struct {
 	Name, Verb, Dataset, Command, Time, State string
 }
 
-// view is what the template has.
+// view holds the values of the template.
 type view struct {
 	Title, Version, Policy string
 	Sources                []shownSource

@@ -23,8 +23,9 @@ type Source struct {
 	Ended, Whole bool
 	Reason       string
 
-	plain     bool     // the output of --json, which has neither beginning nor end
-	arguments []string // of the command, as they were settled; older files have none
+	plain     bool        // the output of --json, which has neither beginning nor end
+	arguments []string    // of the command, as they were settled; older files have none
+	settings  trainResult // what the beginning says of a result
 	lines     []line
 }
 
@@ -127,12 +128,18 @@ func (s *Source) add(event string, text []byte) error {
 			Arguments []string `json:"arguments"`
 			Name      string   `json:"dataset_name"`
 			Time      string   `json:"time"`
+			Settings  struct {
+				Mode  string `json:"mode"`
+				Model string `json:"model"`
+				Seed  uint64 `json:"seed"`
+			} `json:"settings"`
 		}
 		if err := json.Unmarshal(text, &b); err != nil {
 			return err
 		}
 		s.Verb, s.Command, s.Dataset, s.Time = b.Verb, b.Command, b.Name, b.Time
 		s.arguments = b.Arguments
+		s.settings = trainResult{Mode: b.Settings.Mode, Model: b.Settings.Model, Seed: b.Settings.Seed}
 	case "resume": // the end that it comes behind is not the last; the flags are those of it all
 		var b struct {
 			Arguments []string `json:"arguments"`

@@ -115,7 +115,7 @@ func TestPlainOutput(t *testing.T) {
 	require.Contains(t, page(t, read(t, "io", ioLine("async", 1, 512, 1))), "--json marks no end")
 }
 
-// What eval found has a matrix, curves and classes, as a test has.
+// The results of eval have a matrix, curves and classes, as those of a test.
 func TestEvaluation(t *testing.T) {
 	p := page(t, read(t, "e.jsonl", `{"event":"begin","verb":"eval"}`,
 		`{"event":"result","mode":"cpu","model":"gat","split":"val","metrics":{"nodes":3,"accuracy":0.5,"balanced_accuracy":0.5,"classes":[{"class":0,"nodes":1},{"class":1,"nodes":2,"recall":0.25}],"confusion":[[1,0],[1,1]],"curves":[{"class":1,"fpr":[0,1],"recall":[0,1],"precision":[1,1]}]}}`,

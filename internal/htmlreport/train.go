@@ -79,7 +79,7 @@ func readRuns(sources []*Source) (runs []trained, err error) {
 		if s.Verb != "train" {
 			continue
 		}
-		t := trained{s: s}
+		t := trained{s: s, result: s.settings}
 		err := each(s, "epoch", func(e epoch) { t.epochs = append(t.epochs, e) })
 		if s.has("seed") {
 			err = each(s, "seed", func(r trainResult) { runs = append(runs, trained{s, r.Epochs, r}) })
@@ -469,7 +469,7 @@ func trainTable(all []experiment) table {
 			}
 			t.Rows = append(t.Rows, []string{x.name, number(float64(r.result.Seed)),
 				number(float64(len(r.epochs))), each, loss, best, test, read,
-				size(float64(r.result.Peak)), short(r.result.Params)})
+				size(float64(r.result.Peak)), cmp.Or(short(r.result.Params), "–")})
 		}
 	}
 	return t

@@ -69,7 +69,7 @@
 		}
 		const entries = f.series.map((series) => ({name: series.name, series}));
 		const all = f.series.flatMap((s) => s.points.map((p) => ({...p, name: s.name})));
-		marks.push(Plot.tip(all, Plot.pointer({x: "x", y: "y", title: (p) =>
+		marks.push(Plot.tip(all, Plot.pointer({x: "x", y: "y", ariaHidden: true, title: (p) =>
 			`${p.name}\n${f.x.label}: ${x(p.x)}\n${f.y.label}: ${y(p.y)}` +
 			(p.lo !== p.hi ? `\n${y(p.lo)} to ${y(p.hi)}` : "")})));
 		const xs = [...new Set(all.map((p) => p.x))].sort((a, b) => a - b);
@@ -148,7 +148,7 @@
 			marks.push(Plot.text(rows, {y: "bar", x: (r) => Math.max(r.hi, r.limit || 0), text: (r) => value(r.value), dx: 6,
 				textAnchor: "start", fill: "var(--text)"}));
 		}
-		marks.push(Plot.tip(rows, Plot.pointer({y: "bar", x: (r) => (r.x1 + r.x2) / 2,
+		marks.push(Plot.tip(rows, Plot.pointer({y: "bar", x: (r) => (r.x1 + r.x2) / 2, ariaHidden: true,
 			title: (r) => `${r.bar}\n${r.name}: ${value(r.value)}` +
 				(r.lo !== undefined && r.lo !== r.hi ?
 					`\n${value(r.lo)} to ${value(r.hi)}` : "") +
@@ -182,7 +182,7 @@
 		const marks = [
 			Plot.barX(rows, {x1: (r) => r.x - 0.5, x2: (r) => r.x + 0.5, y: "bar", fill: "var(--c1)",
 				fillOpacity: (r) => 0.04 + 0.3 * r.share, inset: 1}),
-			Plot.tip(rows, Plot.pointer({x: "x", y: "bar", title: text}))];
+			Plot.tip(rows, Plot.pointer({x: "x", y: "bar", title: text, ariaHidden: true}))];
 		if ((width - marginLeft) / columns.length > 34) {
 			marks.splice(1, 0, Plot.text(rows, {x: "x", y: "bar", text: (r) => value(r.value),
 				fill: "var(--text)"}));
@@ -234,7 +234,8 @@
 			const width = print ? 640 : Math.max(280, Math.floor(to.clientWidth));
 			try {
 				const [key, plot, told] = kinds[f.kind](f, width);
-				plot.setAttribute("role", "img");
+				plot.setAttribute("role", "img"); // of which parts have no names
+				plot.querySelectorAll("g[aria-label]").forEach((g) => g.setAttribute("aria-hidden", true));
 				plot.setAttribute("aria-label",
 					`${f.title}. Arrow keys walk through the values, which are in the table below, too.`);
 				const line = document.createElement("p");
