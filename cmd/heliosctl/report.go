@@ -19,7 +19,7 @@ func reportCommand() *cli.Command {
 		Name:      "report",
 		Usage:     "draw results of other verbs on one web page",
 		ArgsUsage: "FILE…",
-		Description: "Each FILE is what --results or --json of train, compare, bench or cache wrote.\n" +
+		Description: "Each FILE is what --results or --json of train, eval, compare, bench or cache wrote.\n" +
 			"The page needs no network and nothing beside it. Runs of train that differ by their seed alone become one line with a band; others stand beside each other.",
 	}, mostReported, hcli.Of[reportArgs]().Without("results"), runReport)
 }

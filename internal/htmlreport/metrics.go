@@ -127,7 +127,8 @@ func partsOf(r *metrics.Report) (all []judgedPart) {
 			[]*float64{c.Precision, c.Recall, c.F1, c.ROCAUC, c.AveragePrecision}})
 	}
 	for _, n := range r.Numbers {
-		all = append(all, judgedPart{strconv.Itoa(n.Number), n.Nodes, []*float64{n.RMSE, n.MAE, n.R2}})
+		all = append(all, judgedPart{strconv.Itoa(n.Number), n.Nodes,
+			[]*float64{n.RMSE, n.MAE, n.R2}})
 	}
 	return all
 }

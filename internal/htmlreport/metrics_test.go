@@ -22,7 +22,8 @@ func experimentOf(reports ...*metrics.Report) experiment {
 func TestScoresOverSeeds(t *testing.T) {
 	of := func(accuracy, recall float64, matrix [][]int64, classes int) *metrics.Report {
 		r := &metrics.Report{Summary: metrics.Summary{Nodes: 3, Accuracy: &accuracy,
-			BalancedAccuracy: &accuracy}, Classes: make([]metrics.Class, classes), Confusion: matrix}
+			BalancedAccuracy: &accuracy}, Confusion: matrix}
+		r.Classes = make([]metrics.Class, classes)
 		r.Classes[0] = metrics.Class{Name: "papers", Nodes: 2, Recall: &recall}
 		return r
 	}
@@ -31,7 +32,8 @@ func TestScoresOverSeeds(t *testing.T) {
 	require.Equal(t, table{Title: "Scores", Head: []string{"run", "seeds", "nodes", "accuracy",
 		"balanced-accuracy"}, Rows: [][]string{{"x", "1", "3", "0.5000", "0.5000"}}}, one.Tables[0])
 	require.Equal(t, []string{"papers", "2", "–", "0.2500", "–", "–", "–"}, one.Tables[1].Rows[0])
-	two := tests([]experiment{experimentOf(of(0.5, 0.25, nil, 2), of(0.7, 0.75, [][]int64{{1}}, 1))})
+	two := tests([]experiment{experimentOf(of(0.5, 0.25, nil, 2),
+		of(0.7, 0.75, [][]int64{{1}}, 1))})
 	require.Empty(t, two.Figures)
 	require.Equal(t, "0.6000 ± 0.1414", two.Tables[0].Rows[0][3])
 	require.Equal(t, "0.5000 ± 0.3536", two.Tables[1].Rows[0][3])

@@ -139,7 +139,8 @@ func (s *Source) add(event string, text []byte) error {
 		}
 		s.Verb, s.Command, s.Dataset, s.Time = b.Verb, b.Command, b.Name, b.Time
 		s.arguments = b.Arguments
-		s.settings = trainResult{Mode: b.Settings.Mode, Model: b.Settings.Model, Seed: b.Settings.Seed}
+		s.settings.Mode, s.settings.Model = b.Settings.Mode, b.Settings.Model
+		s.settings.Seed = b.Settings.Seed
 	case "resume": // the end that it comes behind is not the last; the flags are those of it all
 		var b struct {
 			Arguments []string `json:"arguments"`
