@@ -231,7 +231,7 @@
 	function draw(print) {
 		figures.forEach((f, i) => {
 			const to = document.getElementById(`figure-${i}`);
-			const width = print ? 640 : Math.max(280, Math.floor(to.clientWidth));
+			const width = print ? 520 : Math.max(280, Math.floor(to.clientWidth));
 			try {
 				const [key, plot, told] = kinds[f.kind](f, width);
 				plot.setAttribute("role", "img"); // of which parts have no names
