@@ -118,6 +118,10 @@ release: bin/lab/release ## tar.gz, deb, rpm, image, wheels and SBOM for amd64 a
 test-release: ## two releases are equal, the image runs, and a bare Debian takes the deb and gives it back
 	./tools/testrelease.sh
 
+# The arm64 binary, tests and results by QEMU's user mode (docs/architecture/testing.md).
+test-arm64:
+	./tools/testarm64.sh
+
 # The documents as a site, with search; a dead link or anchor is an error.
 SITE_DIR ?= bin/site
 site: ## the documents as a site, into SITE_DIR

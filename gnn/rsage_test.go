@@ -205,7 +205,7 @@ func requireNear(t testing.TB, what string, want, got []float32) {
 		largest = max(largest, math.Abs(float64(v)))
 	}
 	for i, v := range want {
-		require.InDelta(t, v, got[i], 1e-5*max(largest, 1e-3), "%s[%d]", what, i)
+		require.InDelta(t, v, got[i], 1e-5*max(largest, 5e-3), "%s[%d]", what, i)
 	}
 }
 
