@@ -69,16 +69,29 @@ say "features onto the SSDs, and checked there"
 "$hc" load --dataset graph
 "$hc" verify --dataset graph
 
-flags=(--dataset graph --model sage --fanout "10,10" --batch-size 1024 --hidden 128 --epochs 3 --lr 0.003 --seed 1 --workers 2)
+mini=(--model sage --fanout "10,10" --batch-size 1024 --hidden 128 --seed 1)
+flags=(--dataset graph "${mini[@]}" --epochs 3 --lr 0.003 --workers 2)
+# Both tiers are this machine's memory here, so the CPU-managed run has the sum of the others'.
+two=(--gpu-cache 5% --cpu-cache 10%) one=(--cpu-cache 15%)
 say "GraphSAGE out of core, Helios: reads submitted by the device, GPU and CPU tiers, deep pipeline"
-"$hc" train "${flags[@]}" --mode helios --gpu-cache 5% --cpu-cache 10% --pipeline deep --results helios.jsonl
+"$hc" train "${flags[@]}" --mode helios "${two[@]}" --pipeline deep --results helios.jsonl
 
-# Both tiers are this machine's memory here, so the CPU-managed run has the sum of the other's.
 say "the same training, CPU-managed: io_uring threads, as much cache in a CPU tier, prefetch"
-"$hc" train "${flags[@]}" --mode cpu --cpu-cache 15% --results cpu.jsonl
+"$hc" train "${flags[@]}" --mode cpu "${one[@]}" --results cpu.jsonl
 
 say "random reads of the loaded rows, nothing else running"
 "$hc" bench io --dataset graph --io-blocks 8 --io-stack async,cpu --results io.jsonl
+
+# The machine of the Helios paper, played on the virtual clock.
+machine=a100-p5510x12
+say "the same run on one A100 and twelve SSDs, modelled: equal caches; a graph this small would fit into that GPU"
+for mode in helios cpu gids; do
+	tiers=("${two[@]}")
+	if [ $mode = cpu ]; then tiers=("${one[@]}"); fi
+	"$hc" plan graph "${mini[@]}" --hardware $machine --mode $mode "${tiers[@]}" --quiet --results plan-$mode.jsonl >/dev/null
+done
+# modelled MODE: an epoch, and what bounds it.
+modelled() { echo "$1 $(calc "%.4f" "$(grep -oE '"seconds":[0-9.e-]+' plan-"$1".jsonl | head -n 1 | cut -d: -f2)") s ($(grep -oE '"bottleneck":"[^"]*' plan-"$1".jsonl | cut -d'"' -f4))"; }
 
 # The types need no SSD of their own: rows come from the dataset's files.
 typed=
@@ -110,5 +123,9 @@ echo "SSDs, cpu        $(reading cpu.jsonl)"
 echo "SSDs alone       device-submitted: $(alone async); cpu threads: $(alone cpu)"
 echo "overlap          helios $(calc %.2f "$(field helios.jsonl overlap)"), cpu $(calc %.2f "$(field cpu.jsonl overlap)") (share of stage time hidden behind other stages, last epoch)"
 echo "epoch            helios $(calc %.2f "$hs/$epochs") s, cpu $(calc %.2f "$cs/$epochs") s: cpu takes $(calc %.2f "$cs/$hs") times as long (one run of each)"
-echo "results          $PWD/helios.jsonl, cpu.jsonl, io.jsonl (one JSON object per line)"
+echo "modelled         an epoch of the same run on an A100 and 12 SSDs, as much cache in each mode: $(modelled helios), $(modelled cpu), $(modelled gids)"
+"$hc" report helios.jsonl cpu.jsonl io.jsonl plan-{helios,cpu,gids}.jsonl --out demo.html --quiet >/dev/null
+echo "picture          $PWD/demo.html: what was measured here and what is modelled"
+echo "results          $PWD/*.jsonl (one JSON object per line)"
 echo "time             $((SECONDS - start)) s"
+echo "your own data    heliosctl import tables --help; a graph that memory has no room for, modelled: heliosctl plan --graph ig --hardware $machine"
