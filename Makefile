@@ -84,8 +84,8 @@ module: ## MODULE=example.org/heliosctl: give the Go module that path, in one co
 test-module: ## a clone with another module path builds, and a program outside imports it
 	./tools/testmodule.sh
 
-# The binary that "make build" made, its manual pages, what shells complete, and units of systemd for the
-# daemon. DESTDIR is for packagers: a folder to install into that is not the final one.
+# The binary that "make build" made, its manual pages, what shells complete, units of systemd for the daemon
+# of a user and for that of a host, and a dashboard of Grafana. DESTDIR is for packagers: a folder to install into that is not the final one.
 PREFIX ?= /usr/local
 DESTDIR ?=
 HELIOSCTL ?= bin/heliosctl
@@ -94,7 +94,8 @@ INSTALLED = "$(ROOT)/bin/heliosctl" "$(ROOT)/share/man/man1/"heliosctl*.1 \
 	"$(ROOT)/share/bash-completion/completions/heliosctl" \
 	"$(ROOT)/share/zsh/site-functions/_heliosctl" \
 	"$(ROOT)/share/fish/vendor_completions.d/heliosctl.fish" \
-	"$(ROOT)/lib/systemd/user/heliosctl.socket" "$(ROOT)/lib/systemd/user/heliosctl.service"
+	"$(ROOT)"/lib/systemd/{user,system}/heliosctl.{socket,service} \
+	"$(ROOT)/lib/sysusers.d/heliosctl.conf" "$(ROOT)/share/heliosctl/grafana.json"
 install: ## what "make build" made, into DESTDIR and PREFIX (/usr/local)
 	@test -x "$(HELIOSCTL)" || { echo 'install: $(HELIOSCTL) is not there; run "make build" first' >&2; exit 1; }
 	install -Dm755 "$(HELIOSCTL)" "$(ROOT)/bin/heliosctl"
@@ -103,8 +104,11 @@ install: ## what "make build" made, into DESTDIR and PREFIX (/usr/local)
 	"$(HELIOSCTL)" completion bash | install -Dm644 /dev/stdin "$(ROOT)/share/bash-completion/completions/heliosctl"
 	"$(HELIOSCTL)" completion zsh | install -Dm644 /dev/stdin "$(ROOT)/share/zsh/site-functions/_heliosctl"
 	"$(HELIOSCTL)" completion fish | install -Dm644 /dev/stdin "$(ROOT)/share/fish/vendor_completions.d/heliosctl.fish"
-	install -Dm644 tools/systemd/heliosctl.socket "$(ROOT)/lib/systemd/user/heliosctl.socket"
-	sed 's|@PREFIX@|$(PREFIX)|' tools/systemd/heliosctl.service | install -Dm644 /dev/stdin "$(ROOT)/lib/systemd/user/heliosctl.service"
+	for of in user system; do for unit in socket service; do \
+		sed 's|@PREFIX@|$(PREFIX)|' tools/systemd/$$of.$$unit | install -Dm644 /dev/stdin "$(ROOT)/lib/systemd/$$of/heliosctl.$$unit"; \
+	done; done
+	install -Dm644 tools/systemd/sysusers.conf "$(ROOT)/lib/sysusers.d/heliosctl.conf"
+	install -Dm644 tools/grafana/heliosctl.json "$(ROOT)/share/heliosctl/grafana.json"
 
 uninstall: ## remove what "make install" put there
 	rm -f $(INSTALLED)

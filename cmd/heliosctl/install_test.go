@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"io"
 	"io/fs"
 	"os"
@@ -51,6 +52,10 @@ func TestMakeInstall(t *testing.T) {
 		"opt/h/share/fish/vendor_completions.d/heliosctl.fish": "complete -c heliosctl",
 		"opt/h/lib/systemd/user/heliosctl.socket":              "ListenStream=%t/heliosctl.sock\nSocketMode=0600",
 		"opt/h/lib/systemd/user/heliosctl.service":             "ExecStart=/opt/h/bin/heliosctl serve\n",
+		"opt/h/lib/systemd/system/heliosctl.socket":            "ListenStream=/run/heliosctl.sock\nSocketUser=heliosctl",
+		"opt/h/lib/systemd/system/heliosctl.service":           "ExecStart=/opt/h/bin/heliosctl serve --group ",
+		"opt/h/lib/sysusers.d/heliosctl.conf":                  "u heliosctl ",
+		"opt/h/share/heliosctl/grafana.json":                   `"heliosctl"`,
 	} {
 		b, err := os.ReadFile(filepath.Join(root, file))
 		require.NoError(t, err)
@@ -61,7 +66,39 @@ func TestMakeInstall(t *testing.T) {
 	require.Equal(t, fs.FileMode(0o755), st.Mode())
 	visible := slices.DeleteFunc(newApp(io.Discard, io.Discard).Commands,
 		func(c *cli.Command) bool { return c.Hidden })
-	require.Len(t, files(), 8+len(visible))
+	require.Len(t, files(), 12+len(visible))
+	verifyUnits(t, root)
 	run("uninstall")
 	require.Equal(t, []string{"opt/h/bin/other"}, files())
+}
+
+// verifyUnits has systemd read the units below a root, with the program where they look for it.
+func verifyUnits(t *testing.T, root string) {
+	if _, err := exec.LookPath("systemd-analyze"); err != nil {
+		t.Log("systemd-analyze is not here: units are not verified")
+		return
+	}
+	dir := t.TempDir()
+	for _, of := range []string{"system", "user"} {
+		var units []string
+		for _, unit := range []string{"heliosctl.service", "heliosctl.socket"} {
+			b, err := os.ReadFile(filepath.Join(root, "opt/h/lib/systemd", of, unit))
+			require.NoError(t, err)
+			b = bytes.ReplaceAll(b, []byte("/opt/h/bin/heliosctl"), []byte("/bin/sh"))
+			units = append(units, filepath.Join(dir, unit))
+			require.NoError(t, os.WriteFile(units[len(units)-1], b, 0o600))
+		}
+		analyze := func(args ...string) string {
+			c := exec.CommandContext(t.Context(), "systemd-analyze",
+				append([]string{"--" + of, "--man=no"}, args...)...)
+			c.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+dir)
+			out, err := c.CombinedOutput()
+			require.NoError(t, err, string(out))
+			return string(out)
+		}
+		require.NotContains(t, analyze(append([]string{"verify"}, units...)...), dir)
+		if of == "system" { // 10 is open, 0 is shut
+			analyze("security", "--offline=true", "--threshold=40", units[0])
+		}
+	}
 }
