@@ -22,12 +22,10 @@ type commonArgs struct {
 	stateDir string `option:"state" group:"Every verb" use:"aside" arg:"DIR" usage:"DIR with the list of bound SSDs (default: $HELIOS_STATE, else heliosctl in the user's state folder)"`
 	json     bool   `option:"json" group:"Every verb" use:"aside" usage:"write results as JSON, one object per line"`
 	quiet    bool   `option:"quiet" group:"Every verb" use:"aside" usage:"show no progress"`
-	progress string `option:"progress" group:"Every verb" use:"aside" oneof:"text,json" default:"text" usage:"progress and notes on standard error: for people, or as JSON lines for scripts"`
+	log      string `option:"log-format" group:"Every verb" use:"aside" oneof:"text,json" default:"text" usage:"progress, notes and errors on standard error: for people, or as JSON lines with time, level and msg"`
 }
 
 func commonOptions() hcli.Options[commonArgs] { return hcli.Of[commonArgs]() }
-
-const progressJSON = "json"
 
 // newApp builds the command line. urfave/cli parses and documents it; arrange has put the
 // arguments in an order that it can parse.

@@ -303,6 +303,6 @@ func TestResultKey(t *testing.T) {
 func TestHelpNamesHelp(t *testing.T) {
 	for _, verb := range []string{"train", "compare", "verify"} {
 		require.Contains(t, ok(t, verb, "--help"),
-			"\nEvery verb has --state, --json, --quiet, --progress, --config, --help: see heliosctl --help.\n")
+			"\nEvery verb has --state, --json, --quiet, --log-format, --config, --help: see heliosctl --help.\n")
 	}
 }

@@ -73,7 +73,7 @@ func TestCompletedValues(t *testing.T) {
 		{[]string{"train", "--mode", "=", "a"}, []string{"auto"}},
 		{[]string{"train", "--mode", "x"}, nil},
 		{[]string{"train", "--mode", "helios", "--io-stack", "c"}, []string{"cpu"}},
-		{[]string{"train", "--progress", ""}, []string{"text", "json"}},
+		{[]string{"train", "--log-format", ""}, []string{"text", "json"}},
 		{[]string{"train", "--precision", ""}, cuda.Precisions()},
 		{[]string{"train", "--device", ""}, []string{"auto", "host", "cuda"}},
 		{[]string{"train", "--epochs", ""}, nil},

@@ -126,7 +126,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if verb != "" {
 		name += " " + verb
 	}
-	e.ui.Error(name, text)
+	e.ui.Error(name, text, int(class))
 	return int(class)
 }
 
@@ -304,8 +304,8 @@ func action(maxArgs int, f func(ctx context.Context, e *env) error) cli.ActionFu
 		if err := commonOptions().Read(c, &common); err != nil {
 			return err
 		}
-		e.stateDir, e.ui.JSON, e.ui.Quiet, e.ui.Lines = common.stateDir, common.json, common.quiet,
-			common.progress == progressJSON
+		e.stateDir, e.ui.JSON, e.ui.Quiet, e.ui.LogJSON = common.stateDir, common.json, common.quiet,
+			common.log == "json"
 		e.ui.Wide = c.Bool(wideFlag)
 		if c.NArg() > maxArgs {
 			return errs.New(errs.Usage, "unexpected argument %q; see \"%s --help\"",

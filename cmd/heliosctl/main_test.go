@@ -172,3 +172,22 @@ func readFile(t *testing.T, path string) string {
 	require.NoError(t, err)
 	return string(b)
 }
+
+// With --log-format json each line of standard error is an object, the error's too.
+func TestLogFormatJSON(t *testing.T) {
+	isolate(t)
+	ok(t, "generate", "--nodes", "300", "--dim", "8", "--classes", "3", "--out", "g")
+	for args, level := range map[string]string{"train g --epochs 1 --log-format json": "info",
+		"load none --log-format json": "error"} {
+		lines := strings.Split(strings.TrimSpace(hc(t, strings.Fields(args)...).errOut), "\n")
+		var last map[string]any
+		for _, line := range lines {
+			last = nil
+			require.NoError(t, json.Unmarshal([]byte(line), &last), line)
+			_, err := time.Parse(time.RFC3339Nano, last["time"].(string))
+			require.NoError(t, err)
+			require.NotEmpty(t, last["msg"])
+		}
+		require.Equal(t, level, last["level"], args)
+	}
+}

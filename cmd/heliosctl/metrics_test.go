@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"encoding/json"
 	"io"
 	"net"
 	"net/http"
@@ -144,4 +145,24 @@ func TestMetricsOfDaemon(t *testing.T) {
 	require.Contains(t, scrape(t, m.addr), "heliosctl_clients 1\nheliosctl_jobs 0\n")
 	d.close()
 	require.NoError(t, m.close())
+}
+
+// The dashboard shows each metric that there is, and no other.
+func TestDashboardShowsMetrics(t *testing.T) {
+	// what is typed as a name, so that one on a path that no test takes counts, too
+	names := func(file, pattern string) map[string]bool {
+		b, err := os.ReadFile(file)
+		require.NoError(t, err)
+		found := map[string]bool{}
+		for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(string(b), -1) {
+			found[m[1]] = true
+		}
+		return found
+	}
+	const dashboard = repo + "/tools/grafana/heliosctl.json"
+	b, err := os.ReadFile(dashboard)
+	require.NoError(t, err)
+	require.True(t, json.Valid(b))
+	shown := names(dashboard, `heliosctl_([a-z_]+)`)
+	require.Equal(t, names("metrics.go", `(?:m\.add\(|m\.put\(|metricName\(|[{ \t])"([a-z_]+)"(?:, (?:"|nil|labels)|: t\.)`), shown)
 }

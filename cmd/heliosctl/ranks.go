@@ -118,8 +118,9 @@ func (t *trainer) joinRanks(ctx context.Context) (ranks.Group, error) {
 		return nil, err
 	}
 	if g.Rank() > 0 {
+		logJSON := t.env.ui.LogJSON
 		t.env.ui = ui.New(io.Discard, os.Stderr)
-		t.env.ui.Quiet = true
+		t.env.ui.Quiet, t.env.ui.LogJSON = true, logJSON
 		t.results, t.timeline, t.serve, t.explain = "", "", "", false
 	}
 	return g, nil

@@ -80,7 +80,7 @@ func runServe(ctx context.Context, e *env, a *serveArgs) (err error) {
 		defer closing(&err, m.close)
 		m.about(map[string]string{"verb": "serve"})
 		m.daemon(s)
-		e.ui.Printf("metrics at http://%s/metrics", m.addr)
+		e.say("metrics at http://%s/metrics", m.addr)
 	}
 	l, path, log, err := a.listen(e)
 	if err != nil {
@@ -98,7 +98,7 @@ func runServe(ctx context.Context, e *env, a *serveArgs) (err error) {
 			return errors.Is(err, fs.ErrNotExist) // the folder may have gone before us
 		})...)
 	})
-	e.ui.Printf("listening on %s", path)
+	e.say("listening on %s", path)
 	if err := e.ui.Event("listening", listeningLine{path, os.Getpid()}); err != nil {
 		return err
 	}
@@ -107,8 +107,20 @@ func runServe(ctx context.Context, e *env, a *serveArgs) (err error) {
 			log.Close()); err != nil {
 			return err
 		}
+		if e.ui.LogJSON {
+			e.ui.Note(daemonFormat, programVersion(), os.Getpid())
+		}
 	}
 	return s.Serve(ctx, l)
+}
+
+// say writes a line of a daemon, which has no other output, into its log where that is a format.
+func (e *env) say(format string, args ...any) {
+	if e.ui.LogJSON {
+		e.ui.Note(format, args...)
+		return
+	}
+	e.ui.Printf(format, args...)
 }
 
 // daemonVars are the variables that say what a daemon opens, beside the state folder.
@@ -131,9 +143,12 @@ func (e *env) daemonEnvironment() map[string]string {
 	return all
 }
 
+// daemonFormat is the first line of the log, which clients read.
+const daemonFormat = "heliosctl %s, process %d"
+
 // openLog opens the file that a daemon in the background writes to, and locks it: nobody else has
 // the socket then.
-func (a *serveArgs) openLog() (*os.File, error) {
+func (a *serveArgs) openLog(e *env) (*os.File, error) {
 	dir, name := filepath.Split(a.socket + ".log")
 	f, err := durable.Lock(dir, name)
 	var held *durable.HeldError
@@ -153,7 +168,10 @@ func (a *serveArgs) openLog() (*os.File, error) {
 	if err := errors.Join(f.Chmod(0o600), f.Truncate(0)); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	_, err = fmt.Fprintf(f, "heliosctl %s, process %d\n", programVersion(), os.Getpid())
+	if e.ui.LogJSON { // a note, later
+		return f, nil
+	}
+	_, err = fmt.Fprintf(f, daemonFormat+"\n", programVersion(), os.Getpid())
 	return f, err
 }
 
@@ -179,7 +197,7 @@ func (a *serveArgs) listen(e *env) (l *net.UnixListener, path string, log *os.Fi
 		}
 	}
 	if a.linger > 0 {
-		if log, err = a.openLog(); err != nil {
+		if log, err = a.openLog(e); err != nil {
 			return nil, "", nil, err
 		}
 	}

@@ -191,7 +191,7 @@ func (s *Source) has(event string) bool {
 
 // aside are the options of a run's outputs, of its progress, and of the way its processes
 // find each other: none of them makes it another experiment.
-var aside = []string{"results", "live", "progress", "quiet", "json", "wide", "overwrite",
+var aside = []string{"results", "live", "log-format", "quiet", "json", "wide", "overwrite",
 	"checkpoint", "checkpoint-every", "resume", "timeline", "config", "metrics", "mpi",
 	"rank-timeout", "rank-secret-file", "rank-insecure", "rank-listen", "save-profile", "serve",
 	"explain"}

@@ -1,9 +1,7 @@
 package ui
 
 import (
-	"encoding/json"
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -43,7 +41,7 @@ func (u *UI) ProgressOf(whole, part string, done, total int64) {
 	u.done = done
 	took := now.Sub(u.started)
 	switch {
-	case u.Lines:
+	case u.LogJSON:
 		if now.Sub(u.last) >= linesEvery || done == total {
 			u.last = now
 			u.progressLine(part, done, total, took)
@@ -97,9 +95,8 @@ func (u *UI) left(done, total int64, took time.Duration) (time.Duration, bool) {
 	return time.Duration(float64(took) * float64(total-done) / float64(done-u.first)), true
 }
 
-// ProgressLine is a line of progress for scripts.
-type ProgressLine struct {
-	Event   string  `json:"event"` // "progress"
+// progress has the fields of a line of progress for scripts.
+type progress struct {
 	Stage   string  `json:"stage"`
 	Done    int64   `json:"done"`
 	Total   int64   `json:"total"`   // 0: not known
@@ -109,25 +106,16 @@ type ProgressLine struct {
 }
 
 func (u *UI) progressLine(part string, done, total int64, took time.Duration) {
-	l := ProgressLine{Event: "progress", Stage: part, Done: done, Total: total,
-		Seconds: took.Seconds()}
+	l := progress{Stage: part, Done: done, Total: total, Seconds: took.Seconds()}
 	if d, known := u.left(done, total, took); known {
 		l.Left = d.Seconds()
 	}
-	u.line(l)
-}
-
-// line writes a line of JSON to standard error. Call with mu held.
-func (u *UI) line(v any) {
-	b, err := json.Marshal(finite(reflect.ValueOf(v)))
-	if err == nil {
-		_, _ = u.err.Write(append(escapeJSON(b), '\n')) // as best it can, like all progress
-	}
+	u.log(info, "progress", l)
 }
 
 // Live draws a view of several lines over the one before, on a terminal, a few times a second:
 // rows are names and what there is to say, of which draw makes them. Elsewhere draw's first row is
-// a plain line now and then, and with Lines nothing is drawn. done and total are those of the
+// a plain line now and then, and with LogJSON nothing is drawn. done and total are those of the
 // whole, from which draw hears what is left.
 func (u *UI) Live(whole string, done, total int64, draw func(took, left time.Duration) [][]string) {
 	if u.Quiet {
@@ -143,7 +131,7 @@ func (u *UI) Live(whole string, done, total int64, draw func(took, left time.Dur
 	took := now.Sub(u.started)
 	left, _ := u.left(done, total, took)
 	switch {
-	case u.Lines:
+	case u.LogJSON:
 		if now.Sub(u.last) >= linesEvery {
 			u.last = now
 			u.progressLine(whole, done, total, took)

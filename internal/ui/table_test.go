@@ -111,20 +111,22 @@ func TestProgressOfAWhole(t *testing.T) {
 	require.Contains(t, errw.String(), "again: 10 of 20 (50%), 2s, 5/s, 2s left")
 }
 
-// Scripts get progress and notes as JSON.
-func TestProgressLines(t *testing.T) {
+// Scripts and journals get progress, notes and the error as JSON, each line with the same beginning.
+func TestLogJSON(t *testing.T) {
 	var errw bytes.Buffer
 	u := New(&bytes.Buffer{}, &errw)
-	u.Lines = true
+	u.LogJSON = true
 	now := time.Unix(1000, 0)
 	u.now = func() time.Time { return now }
 	u.Progress("load", 0, 4)
 	now = now.Add(time.Second)
 	u.Progress("load", 1, 4)
 	u.Note("a\n%s", "note")
-	require.Equal(t, `{"event":"progress","stage":"load","done":0,"total":4,"seconds":0}
-{"event":"progress","stage":"load","done":1,"total":4,"seconds":1,"left_seconds":3}
-{"event":"note","text":"a; note"}
+	u.Error("heliosctl load", "no\nroom", 1)
+	require.Equal(t, `{"time":"1970-01-01T00:16:40Z","level":"info","msg":"progress","stage":"load","done":0,"total":4,"seconds":0}
+{"time":"1970-01-01T00:16:41Z","level":"info","msg":"progress","stage":"load","done":1,"total":4,"seconds":1,"left_seconds":3}
+{"time":"1970-01-01T00:16:41Z","level":"info","msg":"a; note"}
+{"time":"1970-01-01T00:16:41Z","level":"error","msg":"no; room","verb":"heliosctl load","exit_code":1}
 `, errw.String())
 }
 

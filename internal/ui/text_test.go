@@ -56,7 +56,7 @@ func TestOutputIsEscapedAndBounded(t *testing.T) {
 			u.Printf("%s", s)
 			u.Printf("%v", errors.New(s))
 			u.Note("%s", s)
-			u.Error("heliosctl", OneLine(s))
+			u.Error("heliosctl", OneLine(s), 1)
 			u.Table([]string{"a", "b"}, [][]string{{s, "1"}, {"x", s}})
 			u.now = func() time.Time { return now.Add(plainFirst) }
 			u.Progress(s, 0, 1)

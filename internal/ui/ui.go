@@ -22,9 +22,9 @@ import (
 type UI struct {
 	JSON  bool // results as JSON lines; tables and text are left out
 	Quiet bool // no progress, no notes but those on data
-	// Lines has progress and notes as JSON lines on standard error, for scripts.
-	Lines bool
-	Wide  bool // tables with all their columns
+	// LogJSON has all that goes to standard error as JSON lines, for journals and scripts.
+	LogJSON bool
+	Wide    bool // tables with all their columns
 	// Closed, where it is set, is called when the reader of results has closed its pipe.
 	Closed func()
 
@@ -74,8 +74,8 @@ func (u *UI) DataNote(format string, args ...any) {
 	defer u.mu.Unlock()
 	u.erase()
 	text := OneLine(fmt.Sprintf(format, args...))
-	if u.Lines {
-		u.line(map[string]any{"event": "note", "text": text})
+	if u.LogJSON {
+		u.log(info, text, nil)
 		return
 	}
 	fmt.Fprintln(u.err, fold(lineText(text), u.errWide))
@@ -140,11 +140,33 @@ func (u *UI) Close() error {
 }
 
 // Error writes the reason of a command's failure, to standard error whatever the flags say.
-func (u *UI) Error(name, text string) {
+func (u *UI) Error(name, text string, exitCode int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.endStage()
+	if u.LogJSON {
+		u.log("error", OneLine(text), struct {
+			Verb     string `json:"verb"`
+			ExitCode int    `json:"exit_code"`
+		}{name, exitCode})
+		return
+	}
 	fmt.Fprintln(u.err, fold(name+": "+lineText(text), u.errWide))
+}
+
+const info = "info"
+
+// log writes a line of JSON to standard error: when, how bad and what, and the fields of a struct.
+// Call with mu held.
+func (u *UI) log(level, msg string, fields any) {
+	line := object{{"time", u.now().UTC()}, {"level", level}, {"msg", msg}}
+	if fields != nil {
+		line = structFields(reflect.ValueOf(fields), line)
+	}
+	b, err := json.Marshal(line)
+	if err == nil {
+		_, _ = u.err.Write(append(escapeJSON(b), '\n')) // as best it can, like all progress
+	}
 }
 
 // OneLine folds a text of several lines into one.
