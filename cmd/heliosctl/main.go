@@ -304,8 +304,8 @@ func action(maxArgs int, f func(ctx context.Context, e *env) error) cli.ActionFu
 		if err := commonOptions().Read(c, &common); err != nil {
 			return err
 		}
-		e.stateDir, e.ui.JSON, e.ui.Quiet, e.ui.LogJSON = common.stateDir, common.json, common.quiet,
-			common.log == "json"
+		e.stateDir, e.ui.JSON, e.ui.Quiet = common.stateDir, common.json, common.quiet
+		e.ui.LogJSON = common.log == "json"
 		e.ui.Wide = c.Bool(wideFlag)
 		if c.NArg() > maxArgs {
 			return errs.New(errs.Usage, "unexpected argument %q; see \"%s --help\"",

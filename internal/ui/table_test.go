@@ -111,7 +111,7 @@ func TestProgressOfAWhole(t *testing.T) {
 	require.Contains(t, errw.String(), "again: 10 of 20 (50%), 2s, 5/s, 2s left")
 }
 
-// Scripts and journals get progress, notes and the error as JSON, each line with the same beginning.
+// Scripts and journals get progress, notes and the error as JSON; all lines begin alike.
 func TestLogJSON(t *testing.T) {
 	var errw bytes.Buffer
 	u := New(&bytes.Buffer{}, &errw)

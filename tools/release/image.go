@@ -77,8 +77,8 @@ func (r *release) layer(root string) (v1.Layer, error) {
 			t := tar.NewWriter(to)
 			err := r.pack(t, root)
 			if root == r.root {
-				err = errors.Join(err, t.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Uid: imageUser,
-					Gid: imageUser, Name: imageHome + "/", Mode: 0o755, ModTime: r.made}))
+				err = errors.Join(err, t.WriteHeader(&tar.Header{Typeflag: tar.TypeDir,
+					Uid: imageUser, Gid: imageUser, Name: imageHome + "/", Mode: 0o755, ModTime: r.made}))
 			}
 			to.CloseWithError(errors.Join(err, t.Close()))
 		}()

@@ -1,6 +1,6 @@
 // Command release packs the tree that "make install" made, as .tar.gz, .deb, .rpm and an OCI image,
-// and writes what its program is made of (CycloneDX). Equal trees give equal bytes. tools/release.sh
-// calls it.
+// and writes what its program is made of (CycloneDX). Equal trees give equal bytes.
+// tools/release.sh calls it.
 package main
 
 import (
