@@ -40,5 +40,5 @@ done
 
 # Tests on the fake libcuda, which a C++ compiler makes for this processor, skip.
 GOARCH=arm64 CXX=none go test -tags nocuda -vet=off -short -timeout 40m -exec qemu-aarch64-static \
-	./internal/simd ./internal/rowtype ./gnn ./graph ./cache ./dataset ./nvme/proxy
+	./internal/simd ./internal/rowtype ./gnn ./graph ./cache ./dataset
 HELIOSCTL=$work/heliosctl bash cmd/heliosctl/demo.sh "$work/demo"
