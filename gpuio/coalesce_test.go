@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -168,7 +169,7 @@ func TestUnits(t *testing.T) {
 		ao := AsyncOptions{Depth: pick(1, 3, 31, 32, 33, 200), QueuePairs: pick(0, 0, 1, 3),
 			Blocks:        pick(1, 2, 8, 32),
 			CoalesceBytes: pick(-1, 0, 0, 1, 4096, 16384, 100_000, 1<<20),
-			Speed:         Speed{1, float64(pick(0, 500, 1500, 2300))}}
+			Speed:         Speed{Commands: 1, Bytes: float64(pick(0, 500, 1500, 2300))}}
 		ao.QueuePairs = min(ao.QueuePairs, ao.Depth)
 		sync := rng.IntN(5) == 0
 		n, sets := pick(1, 5, 31, 64, 300, 900), pick(1, 3, 6)
@@ -924,6 +925,9 @@ func TestReach(t *testing.T) {
 		commands, bytes   float64
 		lba, row, reaches int
 	}{
+		{"files of a virtual disk", 100e3, 1.9e9, 512, 1024, 24 << 10},
+		{"files whose bytes are dear", 10e3, 20e6, 512, 512, 4096},
+		{"files whose bytes cost nothing", 100e3, 1e12, 512, 512, 64 << 10},
 		{"unknown", 0, 0, 512, 512, 4096},
 		{"half known", 1e6, 0, 512, 512, 4096},
 		{"not a number", math.NaN(), 1e9, 512, 512, 4096},
@@ -938,7 +942,8 @@ func TestReach(t *testing.T) {
 	} {
 		l, err := NewLayout(1000, c.row, 2, c.lba)
 		require.NoError(t, err)
-		u, err := chooseUnits(l, 128<<10, true, 0, 256, Speed{c.commands, c.bytes})
+		u, err := chooseUnits(l, 128<<10, true, 0, 256,
+			Speed{c.commands, c.bytes, strings.HasPrefix(c.name, "files")})
 		require.NoError(t, err)
 		require.Equal(t, c.reaches, int(u.reach)*c.lba, c.name)
 	}

@@ -3,6 +3,7 @@ package gpuio
 import (
 	"context"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"time"
 
@@ -15,7 +16,10 @@ import (
 // Only the quotient matters here. The zero value: not known.
 type Speed struct {
 	Commands float64 // a second, of one row each
-	Bytes    float64 // a second, in long reads
+	Bytes    float64 // a second, in reads of measuredPiece
+	// OfFiles: they are software over files, which bears the costs of a command and of its bytes
+	// one after the other. Media and a link bear them side by side.
+	OfFiles bool
 }
 
 // maxReach bounds the distance between the beginnings of two rows that share a command. It is the
@@ -25,10 +29,17 @@ const maxReach = 4096
 
 // reachBytes is the distance that pays, for rows of so many bytes: one command for two rows and
 // what lies between takes no longer than two commands. It is short where media have no such units
-// (3D XPoint), and where bytes fill a link.
+// (3D XPoint), and where bytes fill a link. Of files it is as many bytes as take the time of a
+// command, in whole maxReach, so that most measurements of a machine give the same commands.
 func (s Speed) reachBytes(row int) int {
 	if !(s.Commands > 0 && s.Bytes > 0) {
 		return maxReach
+	}
+	if s.OfFiles {
+		one := 1 / s.Commands
+		more := max(measuredPiece/s.Bytes-one, one/measuredPiece) // of the bytes beyond a row
+		reach := math.Round(one / more * float64(measuredPiece-row) / maxReach)
+		return int(min(max(reach, 1), measuredPiece/maxReach)) * maxReach
 	}
 	return int(min(2*s.Bytes/s.Commands-float64(row), maxReach))
 }
@@ -37,25 +48,29 @@ func (s Speed) reachBytes(row int) int {
 const (
 	measuredRows   = 4096 // of each SSD
 	measuredPieces = 128  // of each SSD
+	measuredFiles  = 8    // of files such a part, which takes 10 to 50 ms
 	measuredPiece  = 64 << 10
 	measuredLimit  = 2 * time.Second // of all of it
 )
 
 // MeasureSpeed measures how fast SSDs read the rows of a layout through the async stack, where that
-// decides about commands; else it returns the zero value. It does so for SSDs that are hardware,
-// with nothing before them: a controller in software takes a processor's time for each command, and
-// faults that are injected are the run's own. A read that fails, or reads that take too long, leave
-// the speed unknown: the run meets the failure again, names it, and recovers from it.
+// decides about commands; else it returns the zero value. It does so for SSDs that are hardware or
+// files, with nothing before them: faults that are injected are the run's own. A read that fails,
+// or reads that take too long, leave the speed unknown: the run meets the failure again, names it,
+// and recovers from it.
 func MeasureSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout,
 	o AsyncOptions) (Speed, error) {
 	if o.CoalesceBytes < 0 || l.ReadBytes() >= maxReach {
 		return Speed{}, nil
 	}
+	files := 0
 	for _, d := range ssds {
 		if d.Ctrl == nil {
 			return Speed{}, nil
 		}
-		if _, hardware := d.Ctrl.Bus().(nvme.Preparer); !hardware {
+		if overFile(d) {
+			files++
+		} else if _, hardware := d.Ctrl.Bus().(nvme.Preparer); !hardware {
 			return Speed{}, nil
 		}
 	}
@@ -63,15 +78,21 @@ func MeasureSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout,
 	o.Retries, o.Timeout = -1, 10*measuredLimit
 	limited, cancel := context.WithTimeout(ctx, measuredLimit)
 	defer cancel()
-	s, err := measureSpeed(limited, dev, ssds, l, o)
+	s, err := measureSpeed(limited, dev, ssds, l, o, files > 0)
 	if err != nil && ctx.Err() == nil {
 		return Speed{}, nil
 	}
 	return s, err
 }
 
-func measureSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout,
-	o AsyncOptions) (s Speed, err error) {
+// overFile reports whether an SSD is software over a file that takes what time it takes.
+func overFile(d *SSD) bool {
+	b, ok := d.Ctrl.Bus().(interface{ Modelled() bool })
+	return ok && !b.Modelled() && inKernel([]*SSD{d})
+}
+
+func measureSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout, o AsyncOptions,
+	files bool) (s Speed, err error) {
 	pieces := l.LBAsOn(int(l.SSDs)-1) * int64(l.LBABytes) / measuredPiece
 	if pieces < measuredPieces { // so little data is read in no time
 		return Speed{}, nil
@@ -81,10 +102,14 @@ func measureSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout,
 		return Speed{}, err
 	}
 	o.CoalesceBytes = -1
-	if s.Commands, err = readSpeed(ctx, dev, ssds, l, o, measuredRows); err != nil {
+	part := 1
+	if s.OfFiles = files; files {
+		part = measuredFiles
+	}
+	if s.Commands, err = readSpeed(ctx, dev, ssds, l, o, measuredRows/part); err != nil {
 		return Speed{}, err
 	}
-	if s.Bytes, err = readSpeed(ctx, dev, ssds, long, o, measuredPieces); err != nil {
+	if s.Bytes, err = readSpeed(ctx, dev, ssds, long, o, measuredPieces/part); err != nil {
 		return Speed{}, err
 	}
 	s.Bytes *= measuredPiece

@@ -40,7 +40,7 @@ func TestMeasureSpeed(t *testing.T) {
 		least, most int
 	}{{8e3, 8, 512, 2048}, {8e3, 100, 4096, 4096}} {
 		r := speedRig(t, c.iops, c.mbs, rigOptions{})
-		s, err := measureSpeed(testCtx(t), r.dev, r.ssds, r.layout, AsyncOptions{})
+		s, err := measureSpeed(testCtx(t), r.dev, r.ssds, r.layout, AsyncOptions{}, false)
 		require.NoError(t, err)
 		require.InEpsilon(t, c.iops, s.Commands, 0.3)
 		require.InEpsilon(t, c.mbs*1e6, s.Bytes, 0.3)
@@ -74,6 +74,12 @@ func TestMeasureSpeed(t *testing.T) {
 	}
 	for f, n := range spare.Counts() {
 		require.Zero(t, n, f)
+	}
+	r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 40000})
+	for d, known := range map[int]bool{0: true, -1: false} {
+		s, err := MeasureSpeed(testCtx(t), r.dev, r.ssds, r.layout, AsyncOptions{CoalesceBytes: d})
+		require.NoError(t, err)
+		require.Equal(t, known, s.OfFiles && s.Commands > 0 && s.Bytes > 0, "files")
 	}
 }
 

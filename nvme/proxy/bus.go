@@ -123,6 +123,9 @@ func (b *Bus) Engine() string {
 	return "io_uring"
 }
 
+// Modelled reports whether the controller takes the time of an SSD that it plays.
+func (b *Bus) Modelled() bool { return b.model != nil }
+
 // usesRing reports whether the controller's queues need an io_uring.
 func (b *Bus) usesRing() bool { return !b.sync }
 
