@@ -105,7 +105,9 @@ func TestUnevenSSDs(t *testing.T) {
 	require.Greater(t, many["commands"], few["commands"])
 	// Rows of half the bytes stay spread so, and leave room for pages.
 	require.Contains(t, ok(t, "load", "g", "--row-dtype", "float16"), "stripes on 2 SSDs")
-	require.Equal(t, train("cpu"), train("diskgnn", "--pages-on", "ssds", "--packed", "packs"))
+	large := []string{"--batch-size", "3000", "--fanout", "2"}
+	require.Equal(t, train("cpu", large...), train("diskgnn", append(large, "--pages-on", "ssds",
+		"--packed", "packs")...))
 	require.Contains(t, ok(t, "verify", "g", "--source"), "20000 rows equal to the source")
 	openAtOnce(t)
 	require.Equal(t, []any{"ssd0", "ssd1"}, last(t, ok(t, "unload", "g", "--json"))["ssds"])

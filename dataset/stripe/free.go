@@ -20,7 +20,7 @@ func (t *target) forceName() string {
 	return t.name
 }
 
-// room is what a load finds on an SSD.
+// room describes an SSD to a load.
 type room struct {
 	t      *target
 	c      copies // of the slot of t

@@ -67,9 +67,9 @@ func (w *loader) choosePlaces(rooms []room) ([]placed, error) {
 		all = append(all, s)
 	}
 	even := slices.Repeat(spread{1}, len(rooms))
-	most := min(max(spreadOver*len(rooms), fewStripes), mostStripes)
+	limit := min(max(spreadOver*len(rooms), fewStripes), mostStripes)
 	all = append(all, even)
-	for n := len(rooms) + 1; n <= most; n++ {
+	for n := len(rooms) + 1; n <= limit; n++ {
 		if s := w.widest(rooms, n); s != nil {
 			all = append(all, s)
 		}
@@ -105,7 +105,7 @@ func (w *loader) tellSpread(rooms []room, s spread) {
 		s.stripes(), strings.Join(parts, ", "))
 }
 
-// keptSpread is how the dataset lies on the SSDs now; nil: they do not hold all of it.
+// keptSpread returns the spread of the dataset on the SSDs now; nil: they do not hold all of it.
 func keptSpread(rooms []room) spread {
 	s, count := make(spread, len(rooms)), 0
 	for i := range rooms {
@@ -132,7 +132,7 @@ func (w *loader) widest(rooms []room, n int) spread {
 		return nil
 	}
 	own := g.own()
-	s, most := make(spread, len(rooms)), make([]int64, len(rooms))
+	s, fits := make(spread, len(rooms)), make([]int64, len(rooms))
 	for i := range rooms {
 		s[i] = 1
 		used, err := taken(rooms[i].others(), -1)
@@ -141,14 +141,14 @@ func (w *loader) widest(rooms []room, n int) spread {
 		}
 		from, to := rooms[i].t.bounds()
 		for _, r := range append(used, run{to, to}) {
-			most[i] += max(r.from-from, 0) / (own.to - own.from)
+			fits[i] += max(r.from-from, 0) / (own.to - own.from)
 			from = max(from, r.to)
 		}
 	}
 	for s.stripes() < n {
 		to := -1
 		for i := range s {
-			if int64(s[i]) < most[i] && (to < 0 || s[i] < s[to]) {
+			if int64(s[i]) < fits[i] && (to < 0 || s[i] < s[to]) {
 				to = i
 			}
 		}

@@ -23,7 +23,7 @@ func sized(lba int, rooms ...int64) (s []*simSSD) {
 	return s
 }
 
-// spreadOf is how many stripes of d each SSD has.
+// spreadOf counts the stripes of d on each SSD.
 func spreadOf(t testing.TB, d *dataset.Dataset, s ...*simSSD) (got spread) {
 	t.Helper()
 	for _, x := range targetsOf(s...) {
