@@ -230,8 +230,8 @@ func newLoader(d *dataset.Dataset, ts []*target, o LoadOptions) (w *loader, err 
 // layOut makes the superblocks of all stripes, and reports their sizes.
 func (w *loader) layOut() (r LoadReport, err error) {
 	l, sums := &w.l, !w.o.NoRowChecksums
-	r = LoadReport{SSDs: len(w.rooms), Stripes: len(w.places), Rows: l.Rows, RowDType: w.rt.String(),
-		RowBytes: int(l.RowBytes), RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
+	r = LoadReport{SSDs: len(w.rooms), Stripes: len(w.places), Rows: l.Rows,
+		RowDType: w.rt.String(), RowBytes: int(l.RowBytes), RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
 		PaddingBytes: l.PaddingBytes(), Layout: *l}
 	w.cost, w.last = make([]time.Duration, len(w.places)), make([]time.Duration, len(w.places))
 	for i := range w.places {
@@ -265,7 +265,8 @@ func (w *loader) layOut() (r LoadReport, err error) {
 // others may use it by an earlier UUID.
 func (w *loader) scope(disk int) uuid.UUID {
 	stripes := w.onDisk(disk)
-	if w.alone(disk, stripes) || slices.ContainsFunc(stripes, func(i int) bool { return w.was[i] }) {
+	was := func(i int) bool { return w.was[i] }
+	if w.alone(disk, stripes) || slices.ContainsFunc(stripes, was) {
 		return uuid.Nil
 	}
 	return w.d.UUID()

@@ -198,7 +198,8 @@ func (p *PageStore) begin(ctx context.Context) error {
 
 // placePages finds the first room for the part's share, in LBAs, as firstRoom does. Parts before it
 // have a place, of which the SSD does not know yet.
-func (p *pagePart) placePages(ctx context.Context, before []*pagePart) (start, free int64, ok bool, err error) {
+func (p *pagePart) placePages(ctx context.Context, before []*pagePart) (start,
+	free int64, ok bool, err error) {
 	all, err := p.t.contents(ctx)
 	if err != nil {
 		return 0, 0, false, err

@@ -173,7 +173,8 @@ func (w *loader) shapeOf(n, stripe, lbaBytes int, lbas uint64) (l gpuio.Layout, 
 // fit finds room for a spread. A stripe stays where it was if it can; others take the first room.
 func (w *loader) fit(rooms []room, s spread) (out []placed, err error) {
 	ssds := s.dealt()
-	w.l, _, err = w.shapeOf(len(ssds), 0, rooms[0].t.lbaBytes, maxStripe/uint64(rooms[0].t.lbaBytes))
+	lba := rooms[0].t.lbaBytes
+	w.l, _, err = w.shapeOf(len(ssds), 0, lba, maxStripe/uint64(lba))
 	if err != nil {
 		return nil, err
 	}
