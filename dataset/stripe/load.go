@@ -231,7 +231,8 @@ func newLoader(d *dataset.Dataset, ts []*target, o LoadOptions) (w *loader, err 
 func (w *loader) layOut() (r LoadReport, err error) {
 	l, sums := &w.l, !w.o.NoRowChecksums
 	r = LoadReport{SSDs: len(w.rooms), Stripes: len(w.places), Rows: l.Rows,
-		RowDType: w.rt.String(), RowBytes: int(l.RowBytes), RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
+		RowDType: w.rt.String(), RowBytes: int(l.RowBytes),
+		RowsPerLBA: int(l.RowsPerLBA), LBAsPerRow: int(l.LBAsPerRow),
 		PaddingBytes: l.PaddingBytes(), Layout: *l}
 	w.cost, w.last = make([]time.Duration, len(w.places)), make([]time.Duration, len(w.places))
 	for i := range w.places {
