@@ -152,7 +152,7 @@ func (s *softmax) lists(name, doc string, body func()) {
 	MOVQ(s.at, s.firstAt)
 	ADDQ(s.stride, s.row)
 	JMP(LabelRef("list"))
-	// Behind the last list these point to another object. The collector may still find the arguments.
+	// Behind the last list these point to another object, and the collector may find arguments.
 	Label("ended")
 	MOVQ(U32(0), vec.Field(s.args, softCounts))
 	MOVQ(U32(0), vec.Field(s.args, softLoops))
