@@ -24,8 +24,12 @@ GLOBL headMasks<>(SB), RODATA|NOPTR, $64
 
 // func dotHeadsAVX2(a *byte) bool
 // Requires: AVX, CMOV, MMX+
-TEXT ·dotHeadsAVX2(SB), NOSPLIT, $0-9
+TEXT ·dotHeadsAVX2(SB), NOSPLIT, $16-9
 	MOVQ    a+0(FP), AX
+	MOVQ    (AX), CX
+	MOVQ    CX, (SP)
+	MOVQ    88(AX), CX
+	MOVQ    CX, 8(SP)
 	MOVQ    32(AX), CX
 	ANDQ    $0x1f, CX
 	MOVQ    CX, DX
@@ -81,15 +85,15 @@ TEXT ·dotHeadsAVX2(SB), NOSPLIT, $0-9
 list:
 	DECQ 96(AX)
 	JL   done
-	MOVQ 88(AX), SI
+	MOVQ 8(SP), SI
 	MOVL (SI), SI
 	MOVQ SI, 40(AX)
-	ADDQ $0x04, 88(AX)
+	ADDQ $0x04, 8(SP)
 
 row:
 	DECQ    40(AX)
 	JL      listed
-	MOVQ    (AX), SI
+	MOVQ    (SP), SI
 	MOVQ    CX, DI
 	MOVQ    CX, R8
 	TESTQ   DX, DX
@@ -182,14 +186,14 @@ tree:
 	JNE          row
 	ADDQ         56(AX), CX
 	MOVQ         48(AX), SI
-	ADDQ         SI, (AX)
+	ADDQ         SI, (SP)
 	JMP          row
 
 listed:
 	TESTQ DX, DX
 	JE    done
 	MOVQ  48(AX), SI
-	ADDQ  SI, (AX)
+	ADDQ  SI, (SP)
 	JMP   list
 
 bad:
@@ -206,8 +210,24 @@ end:
 
 // func sumHeadsAVX2(a *byte) bool
 // Requires: AVX, AVX2, CMOV, MMX+
-TEXT ·sumHeadsAVX2(SB), NOSPLIT, $0-9
+TEXT ·sumHeadsAVX2(SB), NOSPLIT, $64-9
 	MOVQ    a+0(FP), AX
+	MOVQ    (AX), CX
+	MOVQ    CX, (SP)
+	MOVQ    104(AX), CX
+	MOVQ    CX, 8(SP)
+	MOVQ    128(AX), CX
+	MOVQ    CX, 16(SP)
+	MOVQ    144(AX), CX
+	MOVQ    CX, 24(SP)
+	MOVQ    152(AX), CX
+	MOVQ    CX, 32(SP)
+	MOVQ    168(AX), CX
+	MOVQ    CX, 40(SP)
+	MOVQ    176(AX), CX
+	MOVQ    CX, 48(SP)
+	MOVQ    192(AX), CX
+	MOVQ    CX, 56(SP)
 	MOVQ    32(AX), CX
 	ANDQ    $0x00000007, CX
 	XORQ    DX, DX
@@ -237,7 +257,7 @@ list:
 	DECQ 112(AX)
 	JL   done
 	MOVQ 32(AX), R8
-	MOVQ 104(AX), SI
+	MOVQ 8(SP), SI
 	MOVL (SI), SI
 	LEAQ (BX)(SI*4), SI
 	XORQ DI, DI
@@ -253,10 +273,10 @@ stripe8:
 	VXORPS     Y7, Y7, Y7
 	VXORPS     Y8, Y8, Y8
 	VXORPS     Y9, Y9, Y9
-	MOVQ       128(AX), R10
+	MOVQ       16(SP), R10
 	TESTQ      R10, R10
 	JE         stripe8term0
-	MOVQ       144(AX), R12
+	MOVQ       24(SP), R12
 	VMASKMOVPS (R12), Y1, Y10
 	MOVQ       24(AX), R12
 	VMOVUPS    (R12)(DI*1), Y11
@@ -377,10 +397,10 @@ stripe8weighed:
 stripe8more:
 	CMPQ       R9, SI
 	JB         stripe8row
-	MOVQ       152(AX), R10
+	MOVQ       32(SP), R10
 	TESTQ      R10, R10
 	JE         stripe8term1
-	MOVQ       168(AX), R12
+	MOVQ       40(SP), R12
 	VMASKMOVPS (R12), Y1, Y10
 	MOVQ       24(AX), R12
 	VMOVUPS    (R12)(DI*1), Y11
@@ -417,10 +437,10 @@ stripe8more:
 	VADDPS     Y11, Y9, Y9
 
 stripe8term1:
-	MOVQ       176(AX), R10
+	MOVQ       48(SP), R10
 	TESTQ      R10, R10
 	JE         stripe8term2
-	MOVQ       192(AX), R12
+	MOVQ       56(SP), R12
 	VMASKMOVPS (R12), Y1, Y10
 	MOVQ       24(AX), R12
 	VMOVUPS    (R12)(DI*1), Y11
@@ -457,7 +477,7 @@ stripe8term1:
 	VADDPS     Y11, Y9, Y9
 
 stripe8term2:
-	MOVQ     (AX), R12
+	MOVQ     (SP), R12
 	CMPQ     120(AX), $0x00
 	JE       stripe8plain
 	VMOVNTPS Y2, (R12)(DI*1)
@@ -492,10 +512,10 @@ stripe4:
 	VXORPS     Y3, Y3, Y3
 	VXORPS     Y4, Y4, Y4
 	VXORPS     Y5, Y5, Y5
-	MOVQ       128(AX), R10
+	MOVQ       16(SP), R10
 	TESTQ      R10, R10
 	JE         stripe4term0
-	MOVQ       144(AX), R12
+	MOVQ       24(SP), R12
 	VMASKMOVPS (R12), Y1, Y6
 	MOVQ       24(AX), R12
 	VMOVUPS    (R12)(DI*1), Y7
@@ -582,10 +602,10 @@ stripe4weighed:
 stripe4more:
 	CMPQ       R9, SI
 	JB         stripe4row
-	MOVQ       152(AX), R10
+	MOVQ       32(SP), R10
 	TESTQ      R10, R10
 	JE         stripe4term1
-	MOVQ       168(AX), R12
+	MOVQ       40(SP), R12
 	VMASKMOVPS (R12), Y1, Y6
 	MOVQ       24(AX), R12
 	VMOVUPS    (R12)(DI*1), Y7
@@ -606,10 +626,10 @@ stripe4more:
 	VADDPS     Y7, Y5, Y5
 
 stripe4term1:
-	MOVQ       176(AX), R10
+	MOVQ       48(SP), R10
 	TESTQ      R10, R10
 	JE         stripe4term2
-	MOVQ       192(AX), R12
+	MOVQ       56(SP), R12
 	VMASKMOVPS (R12), Y1, Y6
 	MOVQ       24(AX), R12
 	VMOVUPS    (R12)(DI*1), Y7
@@ -630,7 +650,7 @@ stripe4term1:
 	VADDPS     Y7, Y5, Y5
 
 stripe4term2:
-	MOVQ     (AX), R12
+	MOVQ     (SP), R12
 	CMPQ     120(AX), $0x00
 	JE       stripe4plain
 	VMOVNTPS Y2, (R12)(DI*1)
@@ -655,10 +675,10 @@ stripe2:
 	JL         stripe1
 	VXORPS     Y2, Y2, Y2
 	VXORPS     Y3, Y3, Y3
-	MOVQ       128(AX), R10
+	MOVQ       16(SP), R10
 	TESTQ      R10, R10
 	JE         stripe2term0
-	MOVQ       144(AX), R12
+	MOVQ       24(SP), R12
 	VMASKMOVPS (R12), Y1, Y4
 	MOVQ       24(AX), R12
 	VMOVUPS    (R12)(DI*1), Y5
@@ -728,10 +748,10 @@ stripe2weighed:
 stripe2more:
 	CMPQ       R9, SI
 	JB         stripe2row
-	MOVQ       152(AX), R10
+	MOVQ       32(SP), R10
 	TESTQ      R10, R10
 	JE         stripe2term1
-	MOVQ       168(AX), R12
+	MOVQ       40(SP), R12
 	VMASKMOVPS (R12), Y1, Y4
 	MOVQ       24(AX), R12
 	VMOVUPS    (R12)(DI*1), Y5
@@ -744,10 +764,10 @@ stripe2more:
 	VADDPS     Y5, Y3, Y3
 
 stripe2term1:
-	MOVQ       176(AX), R10
+	MOVQ       48(SP), R10
 	TESTQ      R10, R10
 	JE         stripe2term2
-	MOVQ       192(AX), R12
+	MOVQ       56(SP), R12
 	VMASKMOVPS (R12), Y1, Y4
 	MOVQ       24(AX), R12
 	VMOVUPS    (R12)(DI*1), Y5
@@ -760,7 +780,7 @@ stripe2term1:
 	VADDPS     Y5, Y3, Y3
 
 stripe2term2:
-	MOVQ     (AX), R12
+	MOVQ     (SP), R12
 	CMPQ     120(AX), $0x00
 	JE       stripe2plain
 	VMOVNTPS Y2, (R12)(DI*1)
@@ -780,10 +800,10 @@ stripe1:
 	CMPQ       R8, $0x00000008
 	JL         stripe0
 	VXORPS     Y2, Y2, Y2
-	MOVQ       128(AX), R10
+	MOVQ       16(SP), R10
 	TESTQ      R10, R10
 	JE         stripe1term0
-	MOVQ       144(AX), R12
+	MOVQ       24(SP), R12
 	VMASKMOVPS (R12), Y1, Y3
 	MOVQ       24(AX), R12
 	VMOVUPS    (R12)(DI*1), Y4
@@ -845,10 +865,10 @@ stripe1weighed:
 stripe1more:
 	CMPQ       R9, SI
 	JB         stripe1row
-	MOVQ       152(AX), R10
+	MOVQ       32(SP), R10
 	TESTQ      R10, R10
 	JE         stripe1term1
-	MOVQ       168(AX), R12
+	MOVQ       40(SP), R12
 	VMASKMOVPS (R12), Y1, Y3
 	MOVQ       24(AX), R12
 	VMOVUPS    (R12)(DI*1), Y4
@@ -857,10 +877,10 @@ stripe1more:
 	VADDPS     Y4, Y2, Y2
 
 stripe1term1:
-	MOVQ       176(AX), R10
+	MOVQ       48(SP), R10
 	TESTQ      R10, R10
 	JE         stripe1term2
-	MOVQ       192(AX), R12
+	MOVQ       56(SP), R12
 	VMASKMOVPS (R12), Y1, Y3
 	MOVQ       24(AX), R12
 	VMOVUPS    (R12)(DI*1), Y4
@@ -869,7 +889,7 @@ stripe1term1:
 	VADDPS     Y4, Y2, Y2
 
 stripe1term2:
-	MOVQ     (AX), R12
+	MOVQ     (SP), R12
 	CMPQ     120(AX), $0x00
 	JE       stripe1plain
 	VMOVNTPS Y2, (R12)(DI*1)
@@ -887,10 +907,10 @@ stripe0:
 	TESTQ      R8, R8
 	JE         listed
 	VXORPS     Y2, Y2, Y2
-	MOVQ       128(AX), R8
+	MOVQ       16(SP), R8
 	TESTQ      R8, R8
 	JE         stripe0term0
-	MOVQ       144(AX), R9
+	MOVQ       24(SP), R9
 	VMASKMOVPS (R9), Y1, Y3
 	MOVQ       24(AX), R9
 	VMASKMOVPS (R9)(DI*1), Y0, Y4
@@ -953,10 +973,10 @@ stripe0weighed:
 stripe0more:
 	CMPQ       BX, SI
 	JB         stripe0row
-	MOVQ       152(AX), R8
+	MOVQ       32(SP), R8
 	TESTQ      R8, R8
 	JE         stripe0term1
-	MOVQ       168(AX), R9
+	MOVQ       40(SP), R9
 	VMASKMOVPS (R9), Y1, Y3
 	MOVQ       24(AX), R9
 	VMASKMOVPS (R9)(DI*1), Y0, Y4
@@ -966,10 +986,10 @@ stripe0more:
 	VADDPS     Y4, Y2, Y2
 
 stripe0term1:
-	MOVQ       176(AX), R8
+	MOVQ       48(SP), R8
 	TESTQ      R8, R8
 	JE         stripe0term2
-	MOVQ       192(AX), R9
+	MOVQ       56(SP), R9
 	VMASKMOVPS (R9), Y1, Y3
 	MOVQ       24(AX), R9
 	VMASKMOVPS (R9)(DI*1), Y0, Y4
@@ -979,38 +999,38 @@ stripe0term1:
 	VADDPS     Y4, Y2, Y2
 
 stripe0term2:
-	MOVQ       (AX), R9
+	MOVQ       (SP), R9
 	VMASKMOVPS Y2, Y0, (R9)(DI*1)
 
 listed:
 	MOVQ  SI, BX
-	ADDQ  $0x04, 104(AX)
-	ADDQ  CX, (AX)
-	MOVQ  128(AX), SI
+	ADDQ  $0x04, 8(SP)
+	ADDQ  CX, (SP)
+	MOVQ  16(SP), SI
 	TESTQ SI, SI
 	JE    term0
 	ADDQ  136(AX), SI
-	MOVQ  SI, 128(AX)
+	MOVQ  SI, 16(SP)
 	MOVQ  56(AX), SI
-	ADDQ  SI, 144(AX)
+	ADDQ  SI, 24(SP)
 
 term0:
-	MOVQ  152(AX), SI
+	MOVQ  32(SP), SI
 	TESTQ SI, SI
 	JE    term1
 	ADDQ  160(AX), SI
-	MOVQ  SI, 152(AX)
+	MOVQ  SI, 32(SP)
 	MOVQ  56(AX), SI
-	ADDQ  SI, 168(AX)
+	ADDQ  SI, 40(SP)
 
 term1:
-	MOVQ  176(AX), SI
+	MOVQ  48(SP), SI
 	TESTQ SI, SI
 	JE    term2
 	ADDQ  184(AX), SI
-	MOVQ  SI, 176(AX)
+	MOVQ  SI, 48(SP)
 	MOVQ  56(AX), SI
-	ADDQ  SI, 192(AX)
+	ADDQ  SI, 56(SP)
 
 term2:
 	JMP list
@@ -1029,8 +1049,12 @@ end:
 
 // func dotHeadsAVX512(a *byte) bool
 // Requires: AVX, AVX512F, BMI2, CMOV, MMX+
-TEXT ·dotHeadsAVX512(SB), NOSPLIT, $0-9
+TEXT ·dotHeadsAVX512(SB), NOSPLIT, $16-9
 	MOVQ    a+0(FP), AX
+	MOVQ    (AX), CX
+	MOVQ    CX, (SP)
+	MOVQ    88(AX), CX
+	MOVQ    CX, 8(SP)
 	MOVQ    32(AX), CX
 	ANDQ    $0x1f, CX
 	MOVQ    CX, DX
@@ -1064,15 +1088,15 @@ TEXT ·dotHeadsAVX512(SB), NOSPLIT, $0-9
 list:
 	DECQ 96(AX)
 	JL   done
-	MOVQ 88(AX), SI
+	MOVQ 8(SP), SI
 	MOVL (SI), SI
 	MOVQ SI, 40(AX)
-	ADDQ $0x04, 88(AX)
+	ADDQ $0x04, 8(SP)
 
 row:
 	DECQ    40(AX)
 	JL      listed
-	MOVQ    (AX), SI
+	MOVQ    (SP), SI
 	MOVQ    CX, DI
 	MOVQ    CX, R8
 	TESTQ   DX, DX
@@ -1149,14 +1173,14 @@ tree:
 	JNE           row
 	ADDQ          56(AX), CX
 	MOVQ          48(AX), SI
-	ADDQ          SI, (AX)
+	ADDQ          SI, (SP)
 	JMP           row
 
 listed:
 	TESTQ DX, DX
 	JE    done
 	MOVQ  48(AX), SI
-	ADDQ  SI, (AX)
+	ADDQ  SI, (SP)
 	JMP   list
 
 bad:
@@ -1173,8 +1197,24 @@ end:
 
 // func sumHeadsAVX512(a *byte) bool
 // Requires: AVX, AVX512F, BMI2, CMOV, MMX+
-TEXT ·sumHeadsAVX512(SB), NOSPLIT, $0-9
+TEXT ·sumHeadsAVX512(SB), NOSPLIT, $64-9
 	MOVQ    a+0(FP), AX
+	MOVQ    (AX), CX
+	MOVQ    CX, (SP)
+	MOVQ    104(AX), CX
+	MOVQ    CX, 8(SP)
+	MOVQ    128(AX), CX
+	MOVQ    CX, 16(SP)
+	MOVQ    144(AX), CX
+	MOVQ    CX, 24(SP)
+	MOVQ    152(AX), CX
+	MOVQ    CX, 32(SP)
+	MOVQ    168(AX), CX
+	MOVQ    CX, 40(SP)
+	MOVQ    176(AX), CX
+	MOVQ    CX, 48(SP)
+	MOVQ    192(AX), CX
+	MOVQ    CX, 56(SP)
 	MOVQ    32(AX), CX
 	ANDQ    $0x0000000f, CX
 	XORQ    DX, DX
@@ -1204,7 +1244,7 @@ list:
 	DECQ 112(AX)
 	JL   done
 	MOVQ 32(AX), R8
-	MOVQ 104(AX), SI
+	MOVQ 8(SP), SI
 	MOVL (SI), SI
 	LEAQ (BX)(SI*4), SI
 	XORQ DI, DI
@@ -1228,10 +1268,10 @@ stripe16:
 	VPXORD    Z13, Z13, Z13
 	VPXORD    Z14, Z14, Z14
 	VPXORD    Z15, Z15, Z15
-	MOVQ      128(AX), R10
+	MOVQ      16(SP), R10
 	TESTQ     R10, R10
 	JE        stripe16term0
-	MOVQ      144(AX), R12
+	MOVQ      24(SP), R12
 	VMOVUPS.Z (R12), K2, Z16
 	MOVQ      24(AX), R12
 	VMOVUPS   (R12)(DI*1), Z17
@@ -1428,10 +1468,10 @@ stripe16weighed:
 stripe16more:
 	CMPQ      R9, SI
 	JB        stripe16row
-	MOVQ      152(AX), R10
+	MOVQ      32(SP), R10
 	TESTQ     R10, R10
 	JE        stripe16term1
-	MOVQ      168(AX), R12
+	MOVQ      40(SP), R12
 	VMOVUPS.Z (R12), K2, Z16
 	MOVQ      24(AX), R12
 	VMOVUPS   (R12)(DI*1), Z17
@@ -1500,10 +1540,10 @@ stripe16more:
 	VADDPS    Z17, Z15, Z15
 
 stripe16term1:
-	MOVQ      176(AX), R10
+	MOVQ      48(SP), R10
 	TESTQ     R10, R10
 	JE        stripe16term2
-	MOVQ      192(AX), R12
+	MOVQ      56(SP), R12
 	VMOVUPS.Z (R12), K2, Z16
 	MOVQ      24(AX), R12
 	VMOVUPS   (R12)(DI*1), Z17
@@ -1572,7 +1612,7 @@ stripe16term1:
 	VADDPS    Z17, Z15, Z15
 
 stripe16term2:
-	MOVQ     (AX), R12
+	MOVQ     (SP), R12
 	CMPQ     120(AX), $0x00
 	JE       stripe16plain
 	VMOVNTPS Z0, (R12)(DI*1)
@@ -1627,10 +1667,10 @@ stripe8:
 	VPXORD    Z5, Z5, Z5
 	VPXORD    Z6, Z6, Z6
 	VPXORD    Z7, Z7, Z7
-	MOVQ      128(AX), R10
+	MOVQ      16(SP), R10
 	TESTQ     R10, R10
 	JE        stripe8term0
-	MOVQ      144(AX), R12
+	MOVQ      24(SP), R12
 	VMOVUPS.Z (R12), K2, Z16
 	MOVQ      24(AX), R12
 	VMOVUPS   (R12)(DI*1), Z17
@@ -1755,10 +1795,10 @@ stripe8weighed:
 stripe8more:
 	CMPQ      R9, SI
 	JB        stripe8row
-	MOVQ      152(AX), R10
+	MOVQ      32(SP), R10
 	TESTQ     R10, R10
 	JE        stripe8term1
-	MOVQ      168(AX), R12
+	MOVQ      40(SP), R12
 	VMOVUPS.Z (R12), K2, Z16
 	MOVQ      24(AX), R12
 	VMOVUPS   (R12)(DI*1), Z17
@@ -1795,10 +1835,10 @@ stripe8more:
 	VADDPS    Z17, Z7, Z7
 
 stripe8term1:
-	MOVQ      176(AX), R10
+	MOVQ      48(SP), R10
 	TESTQ     R10, R10
 	JE        stripe8term2
-	MOVQ      192(AX), R12
+	MOVQ      56(SP), R12
 	VMOVUPS.Z (R12), K2, Z16
 	MOVQ      24(AX), R12
 	VMOVUPS   (R12)(DI*1), Z17
@@ -1835,7 +1875,7 @@ stripe8term1:
 	VADDPS    Z17, Z7, Z7
 
 stripe8term2:
-	MOVQ     (AX), R12
+	MOVQ     (SP), R12
 	CMPQ     120(AX), $0x00
 	JE       stripe8plain
 	VMOVNTPS Z0, (R12)(DI*1)
@@ -1870,10 +1910,10 @@ stripe4:
 	VPXORD    Z1, Z1, Z1
 	VPXORD    Z2, Z2, Z2
 	VPXORD    Z3, Z3, Z3
-	MOVQ      128(AX), R10
+	MOVQ      16(SP), R10
 	TESTQ     R10, R10
 	JE        stripe4term0
-	MOVQ      144(AX), R12
+	MOVQ      24(SP), R12
 	VMOVUPS.Z (R12), K2, Z16
 	MOVQ      24(AX), R12
 	VMOVUPS   (R12)(DI*1), Z17
@@ -1962,10 +2002,10 @@ stripe4weighed:
 stripe4more:
 	CMPQ      R9, SI
 	JB        stripe4row
-	MOVQ      152(AX), R10
+	MOVQ      32(SP), R10
 	TESTQ     R10, R10
 	JE        stripe4term1
-	MOVQ      168(AX), R12
+	MOVQ      40(SP), R12
 	VMOVUPS.Z (R12), K2, Z16
 	MOVQ      24(AX), R12
 	VMOVUPS   (R12)(DI*1), Z17
@@ -1986,10 +2026,10 @@ stripe4more:
 	VADDPS    Z17, Z3, Z3
 
 stripe4term1:
-	MOVQ      176(AX), R10
+	MOVQ      48(SP), R10
 	TESTQ     R10, R10
 	JE        stripe4term2
-	MOVQ      192(AX), R12
+	MOVQ      56(SP), R12
 	VMOVUPS.Z (R12), K2, Z16
 	MOVQ      24(AX), R12
 	VMOVUPS   (R12)(DI*1), Z17
@@ -2010,7 +2050,7 @@ stripe4term1:
 	VADDPS    Z17, Z3, Z3
 
 stripe4term2:
-	MOVQ     (AX), R12
+	MOVQ     (SP), R12
 	CMPQ     120(AX), $0x00
 	JE       stripe4plain
 	VMOVNTPS Z0, (R12)(DI*1)
@@ -2035,10 +2075,10 @@ stripe2:
 	JL        stripe1
 	VPXORD    Z0, Z0, Z0
 	VPXORD    Z1, Z1, Z1
-	MOVQ      128(AX), R10
+	MOVQ      16(SP), R10
 	TESTQ     R10, R10
 	JE        stripe2term0
-	MOVQ      144(AX), R12
+	MOVQ      24(SP), R12
 	VMOVUPS.Z (R12), K2, Z16
 	MOVQ      24(AX), R12
 	VMOVUPS   (R12)(DI*1), Z17
@@ -2109,10 +2149,10 @@ stripe2weighed:
 stripe2more:
 	CMPQ      R9, SI
 	JB        stripe2row
-	MOVQ      152(AX), R10
+	MOVQ      32(SP), R10
 	TESTQ     R10, R10
 	JE        stripe2term1
-	MOVQ      168(AX), R12
+	MOVQ      40(SP), R12
 	VMOVUPS.Z (R12), K2, Z16
 	MOVQ      24(AX), R12
 	VMOVUPS   (R12)(DI*1), Z17
@@ -2125,10 +2165,10 @@ stripe2more:
 	VADDPS    Z17, Z1, Z1
 
 stripe2term1:
-	MOVQ      176(AX), R10
+	MOVQ      48(SP), R10
 	TESTQ     R10, R10
 	JE        stripe2term2
-	MOVQ      192(AX), R12
+	MOVQ      56(SP), R12
 	VMOVUPS.Z (R12), K2, Z16
 	MOVQ      24(AX), R12
 	VMOVUPS   (R12)(DI*1), Z17
@@ -2141,7 +2181,7 @@ stripe2term1:
 	VADDPS    Z17, Z1, Z1
 
 stripe2term2:
-	MOVQ     (AX), R12
+	MOVQ     (SP), R12
 	CMPQ     120(AX), $0x00
 	JE       stripe2plain
 	VMOVNTPS Z0, (R12)(DI*1)
@@ -2161,10 +2201,10 @@ stripe1:
 	CMPQ      R8, $0x00000010
 	JL        stripe0
 	VPXORD    Z0, Z0, Z0
-	MOVQ      128(AX), R10
+	MOVQ      16(SP), R10
 	TESTQ     R10, R10
 	JE        stripe1term0
-	MOVQ      144(AX), R12
+	MOVQ      24(SP), R12
 	VMOVUPS.Z (R12), K2, Z16
 	MOVQ      24(AX), R12
 	VMOVUPS   (R12)(DI*1), Z17
@@ -2226,10 +2266,10 @@ stripe1weighed:
 stripe1more:
 	CMPQ      R9, SI
 	JB        stripe1row
-	MOVQ      152(AX), R10
+	MOVQ      32(SP), R10
 	TESTQ     R10, R10
 	JE        stripe1term1
-	MOVQ      168(AX), R12
+	MOVQ      40(SP), R12
 	VMOVUPS.Z (R12), K2, Z16
 	MOVQ      24(AX), R12
 	VMOVUPS   (R12)(DI*1), Z17
@@ -2238,10 +2278,10 @@ stripe1more:
 	VADDPS    Z17, Z0, Z0
 
 stripe1term1:
-	MOVQ      176(AX), R10
+	MOVQ      48(SP), R10
 	TESTQ     R10, R10
 	JE        stripe1term2
-	MOVQ      192(AX), R12
+	MOVQ      56(SP), R12
 	VMOVUPS.Z (R12), K2, Z16
 	MOVQ      24(AX), R12
 	VMOVUPS   (R12)(DI*1), Z17
@@ -2250,7 +2290,7 @@ stripe1term1:
 	VADDPS    Z17, Z0, Z0
 
 stripe1term2:
-	MOVQ     (AX), R12
+	MOVQ     (SP), R12
 	CMPQ     120(AX), $0x00
 	JE       stripe1plain
 	VMOVNTPS Z0, (R12)(DI*1)
@@ -2268,10 +2308,10 @@ stripe0:
 	TESTQ     R8, R8
 	JE        listed
 	VPXORD    Z0, Z0, Z0
-	MOVQ      128(AX), R8
+	MOVQ      16(SP), R8
 	TESTQ     R8, R8
 	JE        stripe0term0
-	MOVQ      144(AX), R9
+	MOVQ      24(SP), R9
 	VMOVUPS.Z (R9), K2, Z16
 	MOVQ      24(AX), R9
 	VMOVUPS.Z (R9)(DI*1), K1, Z17
@@ -2334,10 +2374,10 @@ stripe0weighed:
 stripe0more:
 	CMPQ      BX, SI
 	JB        stripe0row
-	MOVQ      152(AX), R8
+	MOVQ      32(SP), R8
 	TESTQ     R8, R8
 	JE        stripe0term1
-	MOVQ      168(AX), R9
+	MOVQ      40(SP), R9
 	VMOVUPS.Z (R9), K2, Z16
 	MOVQ      24(AX), R9
 	VMOVUPS.Z (R9)(DI*1), K1, Z17
@@ -2347,10 +2387,10 @@ stripe0more:
 	VADDPS    Z17, Z0, Z0
 
 stripe0term1:
-	MOVQ      176(AX), R8
+	MOVQ      48(SP), R8
 	TESTQ     R8, R8
 	JE        stripe0term2
-	MOVQ      192(AX), R9
+	MOVQ      56(SP), R9
 	VMOVUPS.Z (R9), K2, Z16
 	MOVQ      24(AX), R9
 	VMOVUPS.Z (R9)(DI*1), K1, Z17
@@ -2360,38 +2400,38 @@ stripe0term1:
 	VADDPS    Z17, Z0, Z0
 
 stripe0term2:
-	MOVQ    (AX), R9
+	MOVQ    (SP), R9
 	VMOVUPS Z0, K1, (R9)(DI*1)
 
 listed:
 	MOVQ  SI, BX
-	ADDQ  $0x04, 104(AX)
-	ADDQ  CX, (AX)
-	MOVQ  128(AX), SI
+	ADDQ  $0x04, 8(SP)
+	ADDQ  CX, (SP)
+	MOVQ  16(SP), SI
 	TESTQ SI, SI
 	JE    term0
 	ADDQ  136(AX), SI
-	MOVQ  SI, 128(AX)
+	MOVQ  SI, 16(SP)
 	MOVQ  56(AX), SI
-	ADDQ  SI, 144(AX)
+	ADDQ  SI, 24(SP)
 
 term0:
-	MOVQ  152(AX), SI
+	MOVQ  32(SP), SI
 	TESTQ SI, SI
 	JE    term1
 	ADDQ  160(AX), SI
-	MOVQ  SI, 152(AX)
+	MOVQ  SI, 32(SP)
 	MOVQ  56(AX), SI
-	ADDQ  SI, 168(AX)
+	ADDQ  SI, 40(SP)
 
 term1:
-	MOVQ  176(AX), SI
+	MOVQ  48(SP), SI
 	TESTQ SI, SI
 	JE    term2
 	ADDQ  184(AX), SI
-	MOVQ  SI, 176(AX)
+	MOVQ  SI, 48(SP)
 	MOVQ  56(AX), SI
-	ADDQ  SI, 192(AX)
+	ADDQ  SI, 56(SP)
 
 term2:
 	JMP list
@@ -2410,8 +2450,12 @@ end:
 
 // func softmaxAVX2(a *byte) bool
 // Requires: AVX, AVX2
-TEXT ·softmaxAVX2(SB), NOSPLIT, $0-9
+TEXT ·softmaxAVX2(SB), NOSPLIT, $16-9
 	MOVQ a+0(FP), AX
+	MOVQ 96(AX), CX
+	MOVQ CX, (SP)
+	MOVQ 136(AX), CX
+	MOVQ CX, 8(SP)
 	MOVQ 112(AX), CX
 	MOVQ 88(AX), BX
 	XORQ DX, DX
@@ -2419,11 +2463,11 @@ TEXT ·softmaxAVX2(SB), NOSPLIT, $0-9
 
 list:
 	DECQ    104(AX)
-	JL      ended
-	MOVQ    96(AX), SI
+	JL      done
+	MOVQ    (SP), SI
 	MOVL    (SI), SI
 	LEAQ    (BX)(SI*4), SI
-	ADDQ    $0x04, 96(AX)
+	ADDQ    $0x04, (SP)
 	MOVQ    16(AX), R8
 	VMOVUPS (R8)(DX*1), Y0
 	MOVQ    8(AX), R8
@@ -2482,12 +2526,12 @@ scoresMore:
 	VPADDD       word3f800000<>+0(SB), Y1, Y1
 	VMULPS       Y1, Y0, Y0
 	VADDPS       Y1, Y0, Y0
-	MOVQ         136(AX), R8
+	MOVQ         8(SP), R8
 	TESTQ        R8, R8
 	JE           loopPlain
 	VBROADCASTSS (R8), Y1
 	VMULPS       Y1, Y0, Y0
-	ADDQ         $0x04, 136(AX)
+	ADDQ         $0x04, 8(SP)
 
 loopPlain:
 	VMOVAPS Y0, Y1
@@ -2571,11 +2615,6 @@ sharesMore:
 	MOVQ R9, DI
 	ADDQ CX, DX
 	JMP  list
-
-ended:
-	MOVQ $0x00000000, 96(AX)
-	MOVQ $0x00000000, 136(AX)
-	JMP  done
 
 bad:
 	XORB AL, AL
@@ -2721,8 +2760,12 @@ GLOBL word3f800000<>(SB), RODATA|NOPTR, $32
 
 // func softmaxSlopeAVX2(a *byte) bool
 // Requires: AVX, AVX2
-TEXT ·softmaxSlopeAVX2(SB), NOSPLIT, $0-9
+TEXT ·softmaxSlopeAVX2(SB), NOSPLIT, $16-9
 	MOVQ a+0(FP), AX
+	MOVQ 96(AX), CX
+	MOVQ CX, (SP)
+	MOVQ 136(AX), CX
+	MOVQ CX, 8(SP)
 	MOVQ 112(AX), CX
 	MOVQ 88(AX), BX
 	XORQ DX, DX
@@ -2730,11 +2773,11 @@ TEXT ·softmaxSlopeAVX2(SB), NOSPLIT, $0-9
 
 list:
 	DECQ         104(AX)
-	JL           ended
-	MOVQ         96(AX), SI
+	JL           done
+	MOVQ         (SP), SI
 	MOVL         (SI), SI
 	LEAQ         (BX)(SI*4), SI
-	ADDQ         $0x04, 96(AX)
+	ADDQ         $0x04, (SP)
 	MOVQ         16(AX), R8
 	VMOVUPS      (R8)(DX*1), Y0
 	MOVQ         48(AX), R8
@@ -2773,12 +2816,12 @@ list:
 	VPADDD       word3f800000<>+0(SB), Y5, Y5
 	VMULPS       Y5, Y4, Y4
 	VADDPS       Y5, Y4, Y4
-	MOVQ         136(AX), R8
+	MOVQ         8(SP), R8
 	TESTQ        R8, R8
 	JE           loopPlain
 	VBROADCASTSS (R8), Y5
 	VMULPS       Y5, Y4, Y4
-	ADDQ         $0x04, 136(AX)
+	ADDQ         $0x04, 8(SP)
 
 loopPlain:
 	VMULPS  Y2, Y4, Y4
@@ -2899,11 +2942,6 @@ slopesMore:
 	ADDQ    CX, DX
 	JMP     list
 
-ended:
-	MOVQ $0x00000000, 96(AX)
-	MOVQ $0x00000000, 136(AX)
-	JMP  done
-
 bad:
 	XORB AL, AL
 	JMP  end
@@ -2918,8 +2956,12 @@ end:
 
 // func softmaxPartAVX2(a *byte) bool
 // Requires: AVX, AVX2, CMOV
-TEXT ·softmaxPartAVX2(SB), NOSPLIT, $0-9
+TEXT ·softmaxPartAVX2(SB), NOSPLIT, $16-9
 	MOVQ    a+0(FP), AX
+	MOVQ    96(AX), CX
+	MOVQ    CX, (SP)
+	MOVQ    136(AX), CX
+	MOVQ    CX, 8(SP)
 	MOVQ    120(AX), CX
 	XORQ    DX, DX
 	TESTQ   CX, CX
@@ -2937,11 +2979,11 @@ TEXT ·softmaxPartAVX2(SB), NOSPLIT, $0-9
 
 list:
 	DECQ       104(AX)
-	JL         ended
-	MOVQ       96(AX), SI
+	JL         done
+	MOVQ       (SP), SI
 	MOVL       (SI), SI
 	LEAQ       (BX)(SI*4), SI
-	ADDQ       $0x04, 96(AX)
+	ADDQ       $0x04, (SP)
 	MOVQ       16(AX), R8
 	VMASKMOVPS (R8)(DX*1), Y0, Y1
 	MOVQ       8(AX), R8
@@ -3000,12 +3042,12 @@ scoresMore:
 	VPADDD       word3f800000<>+0(SB), Y2, Y2
 	VMULPS       Y2, Y1, Y1
 	VADDPS       Y2, Y1, Y1
-	MOVQ         136(AX), R8
+	MOVQ         8(SP), R8
 	TESTQ        R8, R8
 	JE           loopPlain
 	VBROADCASTSS (R8), Y2
 	VMULPS       Y2, Y1, Y1
-	ADDQ         $0x04, 136(AX)
+	ADDQ         $0x04, 8(SP)
 
 loopPlain:
 	VMOVAPS Y1, Y2
@@ -3090,11 +3132,6 @@ sharesMore:
 	ADDQ CX, DX
 	JMP  list
 
-ended:
-	MOVQ $0x00000000, 96(AX)
-	MOVQ $0x00000000, 136(AX)
-	JMP  done
-
 bad:
 	XORB AL, AL
 	JMP  end
@@ -3109,8 +3146,12 @@ end:
 
 // func softmaxSlopePartAVX2(a *byte) bool
 // Requires: AVX, AVX2, CMOV
-TEXT ·softmaxSlopePartAVX2(SB), NOSPLIT, $0-9
+TEXT ·softmaxSlopePartAVX2(SB), NOSPLIT, $16-9
 	MOVQ    a+0(FP), AX
+	MOVQ    96(AX), CX
+	MOVQ    CX, (SP)
+	MOVQ    136(AX), CX
+	MOVQ    CX, 8(SP)
 	MOVQ    120(AX), CX
 	XORQ    DX, DX
 	TESTQ   CX, CX
@@ -3128,11 +3169,11 @@ TEXT ·softmaxSlopePartAVX2(SB), NOSPLIT, $0-9
 
 list:
 	DECQ         104(AX)
-	JL           ended
-	MOVQ         96(AX), SI
+	JL           done
+	MOVQ         (SP), SI
 	MOVL         (SI), SI
 	LEAQ         (BX)(SI*4), SI
-	ADDQ         $0x04, 96(AX)
+	ADDQ         $0x04, (SP)
 	MOVQ         16(AX), R8
 	VMASKMOVPS   (R8)(DX*1), Y0, Y1
 	MOVQ         48(AX), R8
@@ -3171,12 +3212,12 @@ list:
 	VPADDD       word3f800000<>+0(SB), Y6, Y6
 	VMULPS       Y6, Y5, Y5
 	VADDPS       Y6, Y5, Y5
-	MOVQ         136(AX), R8
+	MOVQ         8(SP), R8
 	TESTQ        R8, R8
 	JE           loopPlain
 	VBROADCASTSS (R8), Y6
 	VMULPS       Y6, Y5, Y5
-	ADDQ         $0x04, 136(AX)
+	ADDQ         $0x04, 8(SP)
 
 loopPlain:
 	VMULPS     Y3, Y5, Y5
@@ -3296,11 +3337,6 @@ slopesMore:
 	MOVQ       R9, DI
 	ADDQ       CX, DX
 	JMP        list
-
-ended:
-	MOVQ $0x00000000, 96(AX)
-	MOVQ $0x00000000, 136(AX)
-	JMP  done
 
 bad:
 	XORB AL, AL

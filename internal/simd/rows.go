@@ -32,10 +32,10 @@ type RowSum struct {
 // rowsArgs is the assembly's view of SumLists; gen/rows has the offsets. At AVX2 the first fields
 // are about the rows that are added at one time.
 type rowsArgs struct {
-	out, x               *float32
+	x                    *float32
 	idx                  *uint32
 	n                    int64
-	table, init          *float32
+	table                *float32
 	dim, left            int64
 	factor, start, scale float32
 	mode                 uint32
@@ -59,10 +59,10 @@ const (
 )
 
 const (
-	_ = -(unsafe.Offsetof(rowsArgs{}.dim) ^ 48)
-	_ = -(unsafe.Offsetof(rowsArgs{}.mode) ^ 76)
-	_ = -(unsafe.Offsetof(rowsArgs{}.weights) ^ 88)
-	_ = -(unsafe.Offsetof(rowsArgs{}.allMode) ^ 144)
+	_ = -(unsafe.Offsetof(rowsArgs{}.dim) ^ 32)
+	_ = -(unsafe.Offsetof(rowsArgs{}.mode) ^ 60)
+	_ = -(unsafe.Offsetof(rowsArgs{}.weights) ^ 72)
+	_ = -(unsafe.Offsetof(rowsArgs{}.allMode) ^ 128)
 	_ = -(unsafe.Sizeof(RowList{}) ^ 12)
 )
 

@@ -654,9 +654,17 @@ done:
 
 // func sumListsAVX2(a *byte) bool
 // Requires: AVX, CMOV, MMX+
-TEXT ·sumListsAVX2(SB), NOSPLIT, $96-9
+TEXT ·sumListsAVX2(SB), NOSPLIT, $144-9
 	MOVQ    a+0(FP), AX
-	MOVQ    48(AX), CX
+	MOVQ    8(AX), CX
+	MOVQ    CX, 96(SP)
+	MOVQ    80(AX), CX
+	MOVQ    CX, 104(SP)
+	MOVQ    96(AX), CX
+	MOVQ    CX, 112(SP)
+	MOVQ    104(AX), CX
+	MOVQ    CX, 120(SP)
+	MOVQ    32(AX), CX
 	ANDQ    $0x07, CX
 	LEAQ    tailMasks<>+0(SB), BX
 	MOVQ    $0x00000008, DX
@@ -664,53 +672,53 @@ TEXT ·sumListsAVX2(SB), NOSPLIT, $96-9
 	VMOVDQU (BX)(DX*4), Y0
 
 list:
-	DECQ  104(AX)
+	DECQ  88(AX)
 	JL    done
-	MOVQ  48(AX), CX
+	MOVQ  32(AX), CX
 	SHLQ  $0x02, CX
-	MOVQ  96(AX), DX
+	MOVQ  104(SP), DX
 	MOVL  (DX), BX
-	MOVL  BX, 136(AX)
+	MOVL  BX, 120(AX)
 	MOVL  4(DX), BX
-	MOVL  BX, 64(AX)
+	MOVL  BX, 48(AX)
 	MOVL  8(DX), BX
-	MOVL  BX, 68(AX)
+	MOVL  BX, 52(AX)
 	ADDQ  $0x0c, DX
-	MOVQ  DX, 96(AX)
-	MOVQ  112(AX), DX
-	MOVQ  DX, 40(AX)
+	MOVQ  DX, 104(SP)
+	MOVQ  112(SP), DX
+	MOVQ  DX, 128(SP)
 	TESTQ DX, DX
 	JE    part
 	ADDQ  CX, DX
-	MOVQ  DX, 112(AX)
+	MOVQ  DX, 112(SP)
 
 part:
-	MOVQ 48(AX), CX
+	MOVQ 32(AX), CX
 	SHLQ $0x02, CX
-	MOVL 136(AX), SI
+	MOVL 120(AX), SI
 	CMPQ SI, $0x00000008
 	JA   long
-	MOVQ 120(AX), DX
-	MOVQ DX, (AX)
+	MOVQ 120(SP), DX
+	MOVQ DX, 136(SP)
 	ADDQ CX, DX
-	MOVQ DX, 120(AX)
-	MOVL 144(AX), BX
-	MOVL BX, 76(AX)
+	MOVQ DX, 120(SP)
+	MOVL 128(AX), BX
+	MOVL BX, 60(AX)
 	JMP  add
 
 long:
 	MOVQ $0x00000008, SI
-	MOVQ 128(AX), DX
-	MOVQ DX, (AX)
-	MOVL $0x00000000, 76(AX)
+	MOVQ 112(AX), DX
+	MOVQ DX, 136(SP)
+	MOVL $0x00000000, 60(AX)
 
 add:
-	MOVQ   SI, 24(AX)
-	MOVQ   16(AX), DX
-	MOVQ   8(AX), BX
-	MOVQ   32(AX), DI
-	MOVQ   80(AX), R8
-	VMOVSS 64(AX), X1
+	MOVQ   SI, 16(AX)
+	MOVQ   (AX), BX
+	MOVQ   24(AX), DI
+	MOVQ   64(AX), R8
+	MOVQ   96(SP), DX
+	VMOVSS 48(AX), X1
 	XORQ   R9, R9
 	JMP    named
 
@@ -719,7 +727,7 @@ name:
 	VMOVAPS X1, X2
 	TESTQ   DI, DI
 	JE      weighed
-	CMPQ    R10, 88(AX)
+	CMPQ    R10, 72(AX)
 	JAE     bad
 	VMULSS  (DI)(R10*4), X1, X2
 
@@ -731,7 +739,7 @@ weighed:
 	JA      bad
 	MOVQ    R10, (SP)(R9*8)
 	LEAQ    16(R9), R10
-	CMPQ    R10, 56(AX)
+	CMPQ    R10, 40(AX)
 	CMOVQGE R9, R10
 	MOVL    (DX)(R10*4), R10
 	IMULQ   CX, R10
@@ -764,9 +772,9 @@ named:
 	JE           rows6
 	CMPQ         SI, $0x00000007
 	JE           rows7
-	MOVQ         (AX), CX
-	MOVQ         40(AX), DX
-	MOVQ         48(AX), BX
+	MOVQ         32(AX), BX
+	MOVQ         136(SP), CX
+	MOVQ         128(SP), DX
 	MOVQ         (SP), SI
 	VBROADCASTSS 64(SP), Y1
 	MOVQ         8(SP), DI
@@ -792,7 +800,7 @@ rows8by2:
 	VXORPS       Y12, Y12, Y12
 	TESTQ        DX, DX
 	JE           rows8by2add
-	VBROADCASTSS 68(AX), Y10
+	VBROADCASTSS 52(AX), Y10
 	VMOVUPS      (DX)(R14*1), Y11
 	VMULPS       Y11, Y10, Y11
 	VMOVUPS      32(DX)(R14*1), Y12
@@ -831,9 +839,9 @@ rows8by2add:
 	VADDPS       Y9, Y11, Y11
 	VMULPS       32(R13)(R14*1), Y8, Y9
 	VADDPS       Y9, Y12, Y12
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows8by2store
-	VBROADCASTSS 72(AX), Y10
+	VBROADCASTSS 56(AX), Y10
 	VMULPS       Y10, Y11, Y11
 	VMULPS       Y10, Y12, Y12
 	VXORPS       Y10, Y10, Y10
@@ -845,7 +853,7 @@ rows8by2add:
 	VANDPS       Y9, Y12, Y12
 
 rows8by2store:
-	TESTL    $0x00000002, 76(AX)
+	TESTL    $0x00000002, 60(AX)
 	JE       rows8by2plain
 	VMOVNTPS Y11, (CX)(R14*1)
 	VMOVNTPS Y12, 32(CX)(R14*1)
@@ -866,7 +874,7 @@ rows8by1:
 	VXORPS       Y11, Y11, Y11
 	TESTQ        DX, DX
 	JE           rows8by1add
-	VBROADCASTSS 68(AX), Y10
+	VBROADCASTSS 52(AX), Y10
 	VMOVUPS      (DX)(R14*1), Y11
 	VMULPS       Y11, Y10, Y11
 
@@ -887,9 +895,9 @@ rows8by1add:
 	VADDPS       Y9, Y11, Y11
 	VMULPS       (R13)(R14*1), Y8, Y9
 	VADDPS       Y9, Y11, Y11
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows8by1store
-	VBROADCASTSS 72(AX), Y10
+	VBROADCASTSS 56(AX), Y10
 	VMULPS       Y10, Y11, Y11
 	VXORPS       Y10, Y10, Y10
 	VMOVUPS      (CX)(R14*1), Y9
@@ -897,7 +905,7 @@ rows8by1add:
 	VANDPS       Y9, Y11, Y11
 
 rows8by1store:
-	TESTL    $0x00000002, 76(AX)
+	TESTL    $0x00000002, 60(AX)
 	JE       rows8by1plain
 	VMOVNTPS Y11, (CX)(R14*1)
 	JMP      rows8by1stored
@@ -916,7 +924,7 @@ rows8by0:
 	VXORPS       Y11, Y11, Y11
 	TESTQ        DX, DX
 	JE           rows8by0add
-	VBROADCASTSS 68(AX), Y10
+	VBROADCASTSS 52(AX), Y10
 	VMASKMOVPS   (DX)(R14*1), Y0, Y11
 	VMULPS       Y11, Y10, Y11
 
@@ -945,9 +953,9 @@ rows8by0add:
 	VMASKMOVPS   (R13)(R14*1), Y0, Y9
 	VMULPS       Y9, Y8, Y9
 	VADDPS       Y9, Y11, Y11
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows8by0store
-	VBROADCASTSS 72(AX), Y10
+	VBROADCASTSS 56(AX), Y10
 	VMULPS       Y10, Y11, Y11
 	VXORPS       Y10, Y10, Y10
 	VMASKMOVPS   (CX)(R14*1), Y0, Y9
@@ -961,9 +969,9 @@ rows8by0done:
 	JMP added
 
 rows7:
-	MOVQ         (AX), CX
-	MOVQ         40(AX), DX
-	MOVQ         48(AX), BX
+	MOVQ         32(AX), BX
+	MOVQ         136(SP), CX
+	MOVQ         128(SP), DX
 	MOVQ         (SP), SI
 	VBROADCASTSS 64(SP), Y1
 	MOVQ         8(SP), DI
@@ -987,7 +995,7 @@ rows7by2:
 	VXORPS       Y11, Y11, Y11
 	TESTQ        DX, DX
 	JE           rows7by2add
-	VBROADCASTSS 68(AX), Y9
+	VBROADCASTSS 52(AX), Y9
 	VMOVUPS      (DX)(R13*1), Y10
 	VMULPS       Y10, Y9, Y10
 	VMOVUPS      32(DX)(R13*1), Y11
@@ -1022,9 +1030,9 @@ rows7by2add:
 	VADDPS       Y8, Y10, Y10
 	VMULPS       32(R12)(R13*1), Y7, Y8
 	VADDPS       Y8, Y11, Y11
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows7by2store
-	VBROADCASTSS 72(AX), Y9
+	VBROADCASTSS 56(AX), Y9
 	VMULPS       Y9, Y10, Y10
 	VMULPS       Y9, Y11, Y11
 	VXORPS       Y9, Y9, Y9
@@ -1036,7 +1044,7 @@ rows7by2add:
 	VANDPS       Y8, Y11, Y11
 
 rows7by2store:
-	TESTL    $0x00000002, 76(AX)
+	TESTL    $0x00000002, 60(AX)
 	JE       rows7by2plain
 	VMOVNTPS Y10, (CX)(R13*1)
 	VMOVNTPS Y11, 32(CX)(R13*1)
@@ -1057,7 +1065,7 @@ rows7by1:
 	VXORPS       Y10, Y10, Y10
 	TESTQ        DX, DX
 	JE           rows7by1add
-	VBROADCASTSS 68(AX), Y9
+	VBROADCASTSS 52(AX), Y9
 	VMOVUPS      (DX)(R13*1), Y10
 	VMULPS       Y10, Y9, Y10
 
@@ -1076,9 +1084,9 @@ rows7by1add:
 	VADDPS       Y8, Y10, Y10
 	VMULPS       (R12)(R13*1), Y7, Y8
 	VADDPS       Y8, Y10, Y10
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows7by1store
-	VBROADCASTSS 72(AX), Y9
+	VBROADCASTSS 56(AX), Y9
 	VMULPS       Y9, Y10, Y10
 	VXORPS       Y9, Y9, Y9
 	VMOVUPS      (CX)(R13*1), Y8
@@ -1086,7 +1094,7 @@ rows7by1add:
 	VANDPS       Y8, Y10, Y10
 
 rows7by1store:
-	TESTL    $0x00000002, 76(AX)
+	TESTL    $0x00000002, 60(AX)
 	JE       rows7by1plain
 	VMOVNTPS Y10, (CX)(R13*1)
 	JMP      rows7by1stored
@@ -1105,7 +1113,7 @@ rows7by0:
 	VXORPS       Y10, Y10, Y10
 	TESTQ        DX, DX
 	JE           rows7by0add
-	VBROADCASTSS 68(AX), Y9
+	VBROADCASTSS 52(AX), Y9
 	VMASKMOVPS   (DX)(R13*1), Y0, Y10
 	VMULPS       Y10, Y9, Y10
 
@@ -1131,9 +1139,9 @@ rows7by0add:
 	VMASKMOVPS   (R12)(R13*1), Y0, Y8
 	VMULPS       Y8, Y7, Y8
 	VADDPS       Y8, Y10, Y10
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows7by0store
-	VBROADCASTSS 72(AX), Y9
+	VBROADCASTSS 56(AX), Y9
 	VMULPS       Y9, Y10, Y10
 	VXORPS       Y9, Y9, Y9
 	VMASKMOVPS   (CX)(R13*1), Y0, Y8
@@ -1147,9 +1155,9 @@ rows7by0done:
 	JMP added
 
 rows6:
-	MOVQ         (AX), CX
-	MOVQ         40(AX), DX
-	MOVQ         48(AX), BX
+	MOVQ         32(AX), BX
+	MOVQ         136(SP), CX
+	MOVQ         128(SP), DX
 	MOVQ         (SP), SI
 	VBROADCASTSS 64(SP), Y1
 	MOVQ         8(SP), DI
@@ -1171,7 +1179,7 @@ rows6by2:
 	VXORPS       Y10, Y10, Y10
 	TESTQ        DX, DX
 	JE           rows6by2add
-	VBROADCASTSS 68(AX), Y8
+	VBROADCASTSS 52(AX), Y8
 	VMOVUPS      (DX)(R12*1), Y9
 	VMULPS       Y9, Y8, Y9
 	VMOVUPS      32(DX)(R12*1), Y10
@@ -1202,9 +1210,9 @@ rows6by2add:
 	VADDPS       Y7, Y9, Y9
 	VMULPS       32(R11)(R12*1), Y6, Y7
 	VADDPS       Y7, Y10, Y10
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows6by2store
-	VBROADCASTSS 72(AX), Y8
+	VBROADCASTSS 56(AX), Y8
 	VMULPS       Y8, Y9, Y9
 	VMULPS       Y8, Y10, Y10
 	VXORPS       Y8, Y8, Y8
@@ -1216,7 +1224,7 @@ rows6by2add:
 	VANDPS       Y7, Y10, Y10
 
 rows6by2store:
-	TESTL    $0x00000002, 76(AX)
+	TESTL    $0x00000002, 60(AX)
 	JE       rows6by2plain
 	VMOVNTPS Y9, (CX)(R12*1)
 	VMOVNTPS Y10, 32(CX)(R12*1)
@@ -1237,7 +1245,7 @@ rows6by1:
 	VXORPS       Y9, Y9, Y9
 	TESTQ        DX, DX
 	JE           rows6by1add
-	VBROADCASTSS 68(AX), Y8
+	VBROADCASTSS 52(AX), Y8
 	VMOVUPS      (DX)(R12*1), Y9
 	VMULPS       Y9, Y8, Y9
 
@@ -1254,9 +1262,9 @@ rows6by1add:
 	VADDPS       Y7, Y9, Y9
 	VMULPS       (R11)(R12*1), Y6, Y7
 	VADDPS       Y7, Y9, Y9
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows6by1store
-	VBROADCASTSS 72(AX), Y8
+	VBROADCASTSS 56(AX), Y8
 	VMULPS       Y8, Y9, Y9
 	VXORPS       Y8, Y8, Y8
 	VMOVUPS      (CX)(R12*1), Y7
@@ -1264,7 +1272,7 @@ rows6by1add:
 	VANDPS       Y7, Y9, Y9
 
 rows6by1store:
-	TESTL    $0x00000002, 76(AX)
+	TESTL    $0x00000002, 60(AX)
 	JE       rows6by1plain
 	VMOVNTPS Y9, (CX)(R12*1)
 	JMP      rows6by1stored
@@ -1283,7 +1291,7 @@ rows6by0:
 	VXORPS       Y9, Y9, Y9
 	TESTQ        DX, DX
 	JE           rows6by0add
-	VBROADCASTSS 68(AX), Y8
+	VBROADCASTSS 52(AX), Y8
 	VMASKMOVPS   (DX)(R12*1), Y0, Y9
 	VMULPS       Y9, Y8, Y9
 
@@ -1306,9 +1314,9 @@ rows6by0add:
 	VMASKMOVPS   (R11)(R12*1), Y0, Y7
 	VMULPS       Y7, Y6, Y7
 	VADDPS       Y7, Y9, Y9
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows6by0store
-	VBROADCASTSS 72(AX), Y8
+	VBROADCASTSS 56(AX), Y8
 	VMULPS       Y8, Y9, Y9
 	VXORPS       Y8, Y8, Y8
 	VMASKMOVPS   (CX)(R12*1), Y0, Y7
@@ -1322,9 +1330,9 @@ rows6by0done:
 	JMP added
 
 rows5:
-	MOVQ         (AX), CX
-	MOVQ         40(AX), DX
-	MOVQ         48(AX), BX
+	MOVQ         32(AX), BX
+	MOVQ         136(SP), CX
+	MOVQ         128(SP), DX
 	MOVQ         (SP), SI
 	VBROADCASTSS 64(SP), Y1
 	MOVQ         8(SP), DI
@@ -1344,7 +1352,7 @@ rows5by2:
 	VXORPS       Y9, Y9, Y9
 	TESTQ        DX, DX
 	JE           rows5by2add
-	VBROADCASTSS 68(AX), Y7
+	VBROADCASTSS 52(AX), Y7
 	VMOVUPS      (DX)(R11*1), Y8
 	VMULPS       Y8, Y7, Y8
 	VMOVUPS      32(DX)(R11*1), Y9
@@ -1371,9 +1379,9 @@ rows5by2add:
 	VADDPS       Y6, Y8, Y8
 	VMULPS       32(R10)(R11*1), Y5, Y6
 	VADDPS       Y6, Y9, Y9
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows5by2store
-	VBROADCASTSS 72(AX), Y7
+	VBROADCASTSS 56(AX), Y7
 	VMULPS       Y7, Y8, Y8
 	VMULPS       Y7, Y9, Y9
 	VXORPS       Y7, Y7, Y7
@@ -1385,7 +1393,7 @@ rows5by2add:
 	VANDPS       Y6, Y9, Y9
 
 rows5by2store:
-	TESTL    $0x00000002, 76(AX)
+	TESTL    $0x00000002, 60(AX)
 	JE       rows5by2plain
 	VMOVNTPS Y8, (CX)(R11*1)
 	VMOVNTPS Y9, 32(CX)(R11*1)
@@ -1406,7 +1414,7 @@ rows5by1:
 	VXORPS       Y8, Y8, Y8
 	TESTQ        DX, DX
 	JE           rows5by1add
-	VBROADCASTSS 68(AX), Y7
+	VBROADCASTSS 52(AX), Y7
 	VMOVUPS      (DX)(R11*1), Y8
 	VMULPS       Y8, Y7, Y8
 
@@ -1421,9 +1429,9 @@ rows5by1add:
 	VADDPS       Y6, Y8, Y8
 	VMULPS       (R10)(R11*1), Y5, Y6
 	VADDPS       Y6, Y8, Y8
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows5by1store
-	VBROADCASTSS 72(AX), Y7
+	VBROADCASTSS 56(AX), Y7
 	VMULPS       Y7, Y8, Y8
 	VXORPS       Y7, Y7, Y7
 	VMOVUPS      (CX)(R11*1), Y6
@@ -1431,7 +1439,7 @@ rows5by1add:
 	VANDPS       Y6, Y8, Y8
 
 rows5by1store:
-	TESTL    $0x00000002, 76(AX)
+	TESTL    $0x00000002, 60(AX)
 	JE       rows5by1plain
 	VMOVNTPS Y8, (CX)(R11*1)
 	JMP      rows5by1stored
@@ -1450,7 +1458,7 @@ rows5by0:
 	VXORPS       Y8, Y8, Y8
 	TESTQ        DX, DX
 	JE           rows5by0add
-	VBROADCASTSS 68(AX), Y7
+	VBROADCASTSS 52(AX), Y7
 	VMASKMOVPS   (DX)(R11*1), Y0, Y8
 	VMULPS       Y8, Y7, Y8
 
@@ -1470,9 +1478,9 @@ rows5by0add:
 	VMASKMOVPS   (R10)(R11*1), Y0, Y6
 	VMULPS       Y6, Y5, Y6
 	VADDPS       Y6, Y8, Y8
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows5by0store
-	VBROADCASTSS 72(AX), Y7
+	VBROADCASTSS 56(AX), Y7
 	VMULPS       Y7, Y8, Y8
 	VXORPS       Y7, Y7, Y7
 	VMASKMOVPS   (CX)(R11*1), Y0, Y6
@@ -1486,9 +1494,9 @@ rows5by0done:
 	JMP added
 
 rows4:
-	MOVQ         (AX), CX
-	MOVQ         40(AX), DX
-	MOVQ         48(AX), BX
+	MOVQ         32(AX), BX
+	MOVQ         136(SP), CX
+	MOVQ         128(SP), DX
 	MOVQ         (SP), SI
 	VBROADCASTSS 64(SP), Y1
 	MOVQ         8(SP), DI
@@ -1506,7 +1514,7 @@ rows4by2:
 	VXORPS       Y8, Y8, Y8
 	TESTQ        DX, DX
 	JE           rows4by2add
-	VBROADCASTSS 68(AX), Y6
+	VBROADCASTSS 52(AX), Y6
 	VMOVUPS      (DX)(R10*1), Y7
 	VMULPS       Y7, Y6, Y7
 	VMOVUPS      32(DX)(R10*1), Y8
@@ -1529,9 +1537,9 @@ rows4by2add:
 	VADDPS       Y5, Y7, Y7
 	VMULPS       32(R9)(R10*1), Y4, Y5
 	VADDPS       Y5, Y8, Y8
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows4by2store
-	VBROADCASTSS 72(AX), Y6
+	VBROADCASTSS 56(AX), Y6
 	VMULPS       Y6, Y7, Y7
 	VMULPS       Y6, Y8, Y8
 	VXORPS       Y6, Y6, Y6
@@ -1543,7 +1551,7 @@ rows4by2add:
 	VANDPS       Y5, Y8, Y8
 
 rows4by2store:
-	TESTL    $0x00000002, 76(AX)
+	TESTL    $0x00000002, 60(AX)
 	JE       rows4by2plain
 	VMOVNTPS Y7, (CX)(R10*1)
 	VMOVNTPS Y8, 32(CX)(R10*1)
@@ -1564,7 +1572,7 @@ rows4by1:
 	VXORPS       Y7, Y7, Y7
 	TESTQ        DX, DX
 	JE           rows4by1add
-	VBROADCASTSS 68(AX), Y6
+	VBROADCASTSS 52(AX), Y6
 	VMOVUPS      (DX)(R10*1), Y7
 	VMULPS       Y7, Y6, Y7
 
@@ -1577,9 +1585,9 @@ rows4by1add:
 	VADDPS       Y5, Y7, Y7
 	VMULPS       (R9)(R10*1), Y4, Y5
 	VADDPS       Y5, Y7, Y7
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows4by1store
-	VBROADCASTSS 72(AX), Y6
+	VBROADCASTSS 56(AX), Y6
 	VMULPS       Y6, Y7, Y7
 	VXORPS       Y6, Y6, Y6
 	VMOVUPS      (CX)(R10*1), Y5
@@ -1587,7 +1595,7 @@ rows4by1add:
 	VANDPS       Y5, Y7, Y7
 
 rows4by1store:
-	TESTL    $0x00000002, 76(AX)
+	TESTL    $0x00000002, 60(AX)
 	JE       rows4by1plain
 	VMOVNTPS Y7, (CX)(R10*1)
 	JMP      rows4by1stored
@@ -1606,7 +1614,7 @@ rows4by0:
 	VXORPS       Y7, Y7, Y7
 	TESTQ        DX, DX
 	JE           rows4by0add
-	VBROADCASTSS 68(AX), Y6
+	VBROADCASTSS 52(AX), Y6
 	VMASKMOVPS   (DX)(R10*1), Y0, Y7
 	VMULPS       Y7, Y6, Y7
 
@@ -1623,9 +1631,9 @@ rows4by0add:
 	VMASKMOVPS   (R9)(R10*1), Y0, Y5
 	VMULPS       Y5, Y4, Y5
 	VADDPS       Y5, Y7, Y7
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows4by0store
-	VBROADCASTSS 72(AX), Y6
+	VBROADCASTSS 56(AX), Y6
 	VMULPS       Y6, Y7, Y7
 	VXORPS       Y6, Y6, Y6
 	VMASKMOVPS   (CX)(R10*1), Y0, Y5
@@ -1639,9 +1647,9 @@ rows4by0done:
 	JMP added
 
 rows3:
-	MOVQ         (AX), CX
-	MOVQ         40(AX), DX
-	MOVQ         48(AX), BX
+	MOVQ         32(AX), BX
+	MOVQ         136(SP), CX
+	MOVQ         128(SP), DX
 	MOVQ         (SP), SI
 	VBROADCASTSS 64(SP), Y1
 	MOVQ         8(SP), DI
@@ -1657,7 +1665,7 @@ rows3by2:
 	VXORPS       Y7, Y7, Y7
 	TESTQ        DX, DX
 	JE           rows3by2add
-	VBROADCASTSS 68(AX), Y5
+	VBROADCASTSS 52(AX), Y5
 	VMOVUPS      (DX)(R9*1), Y6
 	VMULPS       Y6, Y5, Y6
 	VMOVUPS      32(DX)(R9*1), Y7
@@ -1676,9 +1684,9 @@ rows3by2add:
 	VADDPS       Y4, Y6, Y6
 	VMULPS       32(R8)(R9*1), Y3, Y4
 	VADDPS       Y4, Y7, Y7
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows3by2store
-	VBROADCASTSS 72(AX), Y5
+	VBROADCASTSS 56(AX), Y5
 	VMULPS       Y5, Y6, Y6
 	VMULPS       Y5, Y7, Y7
 	VXORPS       Y5, Y5, Y5
@@ -1690,7 +1698,7 @@ rows3by2add:
 	VANDPS       Y4, Y7, Y7
 
 rows3by2store:
-	TESTL    $0x00000002, 76(AX)
+	TESTL    $0x00000002, 60(AX)
 	JE       rows3by2plain
 	VMOVNTPS Y6, (CX)(R9*1)
 	VMOVNTPS Y7, 32(CX)(R9*1)
@@ -1711,7 +1719,7 @@ rows3by1:
 	VXORPS       Y6, Y6, Y6
 	TESTQ        DX, DX
 	JE           rows3by1add
-	VBROADCASTSS 68(AX), Y5
+	VBROADCASTSS 52(AX), Y5
 	VMOVUPS      (DX)(R9*1), Y6
 	VMULPS       Y6, Y5, Y6
 
@@ -1722,9 +1730,9 @@ rows3by1add:
 	VADDPS       Y4, Y6, Y6
 	VMULPS       (R8)(R9*1), Y3, Y4
 	VADDPS       Y4, Y6, Y6
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows3by1store
-	VBROADCASTSS 72(AX), Y5
+	VBROADCASTSS 56(AX), Y5
 	VMULPS       Y5, Y6, Y6
 	VXORPS       Y5, Y5, Y5
 	VMOVUPS      (CX)(R9*1), Y4
@@ -1732,7 +1740,7 @@ rows3by1add:
 	VANDPS       Y4, Y6, Y6
 
 rows3by1store:
-	TESTL    $0x00000002, 76(AX)
+	TESTL    $0x00000002, 60(AX)
 	JE       rows3by1plain
 	VMOVNTPS Y6, (CX)(R9*1)
 	JMP      rows3by1stored
@@ -1751,7 +1759,7 @@ rows3by0:
 	VXORPS       Y6, Y6, Y6
 	TESTQ        DX, DX
 	JE           rows3by0add
-	VBROADCASTSS 68(AX), Y5
+	VBROADCASTSS 52(AX), Y5
 	VMASKMOVPS   (DX)(R9*1), Y0, Y6
 	VMULPS       Y6, Y5, Y6
 
@@ -1765,9 +1773,9 @@ rows3by0add:
 	VMASKMOVPS   (R8)(R9*1), Y0, Y4
 	VMULPS       Y4, Y3, Y4
 	VADDPS       Y4, Y6, Y6
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows3by0store
-	VBROADCASTSS 72(AX), Y5
+	VBROADCASTSS 56(AX), Y5
 	VMULPS       Y5, Y6, Y6
 	VXORPS       Y5, Y5, Y5
 	VMASKMOVPS   (CX)(R9*1), Y0, Y4
@@ -1781,9 +1789,9 @@ rows3by0done:
 	JMP added
 
 rows2:
-	MOVQ         (AX), CX
-	MOVQ         40(AX), DX
-	MOVQ         48(AX), BX
+	MOVQ         32(AX), BX
+	MOVQ         136(SP), CX
+	MOVQ         128(SP), DX
 	MOVQ         (SP), SI
 	VBROADCASTSS 64(SP), Y1
 	MOVQ         8(SP), DI
@@ -1797,7 +1805,7 @@ rows2by2:
 	VXORPS       Y6, Y6, Y6
 	TESTQ        DX, DX
 	JE           rows2by2add
-	VBROADCASTSS 68(AX), Y4
+	VBROADCASTSS 52(AX), Y4
 	VMOVUPS      (DX)(R8*1), Y5
 	VMULPS       Y5, Y4, Y5
 	VMOVUPS      32(DX)(R8*1), Y6
@@ -1812,9 +1820,9 @@ rows2by2add:
 	VADDPS       Y3, Y5, Y5
 	VMULPS       32(DI)(R8*1), Y2, Y3
 	VADDPS       Y3, Y6, Y6
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows2by2store
-	VBROADCASTSS 72(AX), Y4
+	VBROADCASTSS 56(AX), Y4
 	VMULPS       Y4, Y5, Y5
 	VMULPS       Y4, Y6, Y6
 	VXORPS       Y4, Y4, Y4
@@ -1826,7 +1834,7 @@ rows2by2add:
 	VANDPS       Y3, Y6, Y6
 
 rows2by2store:
-	TESTL    $0x00000002, 76(AX)
+	TESTL    $0x00000002, 60(AX)
 	JE       rows2by2plain
 	VMOVNTPS Y5, (CX)(R8*1)
 	VMOVNTPS Y6, 32(CX)(R8*1)
@@ -1847,7 +1855,7 @@ rows2by1:
 	VXORPS       Y5, Y5, Y5
 	TESTQ        DX, DX
 	JE           rows2by1add
-	VBROADCASTSS 68(AX), Y4
+	VBROADCASTSS 52(AX), Y4
 	VMOVUPS      (DX)(R8*1), Y5
 	VMULPS       Y5, Y4, Y5
 
@@ -1856,9 +1864,9 @@ rows2by1add:
 	VADDPS       Y3, Y5, Y5
 	VMULPS       (DI)(R8*1), Y2, Y3
 	VADDPS       Y3, Y5, Y5
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows2by1store
-	VBROADCASTSS 72(AX), Y4
+	VBROADCASTSS 56(AX), Y4
 	VMULPS       Y4, Y5, Y5
 	VXORPS       Y4, Y4, Y4
 	VMOVUPS      (CX)(R8*1), Y3
@@ -1866,7 +1874,7 @@ rows2by1add:
 	VANDPS       Y3, Y5, Y5
 
 rows2by1store:
-	TESTL    $0x00000002, 76(AX)
+	TESTL    $0x00000002, 60(AX)
 	JE       rows2by1plain
 	VMOVNTPS Y5, (CX)(R8*1)
 	JMP      rows2by1stored
@@ -1885,7 +1893,7 @@ rows2by0:
 	VXORPS       Y5, Y5, Y5
 	TESTQ        DX, DX
 	JE           rows2by0add
-	VBROADCASTSS 68(AX), Y4
+	VBROADCASTSS 52(AX), Y4
 	VMASKMOVPS   (DX)(R8*1), Y0, Y5
 	VMULPS       Y5, Y4, Y5
 
@@ -1896,9 +1904,9 @@ rows2by0add:
 	VMASKMOVPS   (DI)(R8*1), Y0, Y3
 	VMULPS       Y3, Y2, Y3
 	VADDPS       Y3, Y5, Y5
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows2by0store
-	VBROADCASTSS 72(AX), Y4
+	VBROADCASTSS 56(AX), Y4
 	VMULPS       Y4, Y5, Y5
 	VXORPS       Y4, Y4, Y4
 	VMASKMOVPS   (CX)(R8*1), Y0, Y3
@@ -1912,9 +1920,9 @@ rows2by0done:
 	JMP added
 
 rows1:
-	MOVQ         (AX), CX
-	MOVQ         40(AX), DX
-	MOVQ         48(AX), BX
+	MOVQ         32(AX), BX
+	MOVQ         136(SP), CX
+	MOVQ         128(SP), DX
 	MOVQ         (SP), SI
 	VBROADCASTSS 64(SP), Y1
 	XORQ         DI, DI
@@ -1926,7 +1934,7 @@ rows1by2:
 	VXORPS       Y5, Y5, Y5
 	TESTQ        DX, DX
 	JE           rows1by2add
-	VBROADCASTSS 68(AX), Y3
+	VBROADCASTSS 52(AX), Y3
 	VMOVUPS      (DX)(DI*1), Y4
 	VMULPS       Y4, Y3, Y4
 	VMOVUPS      32(DX)(DI*1), Y5
@@ -1937,9 +1945,9 @@ rows1by2add:
 	VADDPS       Y2, Y4, Y4
 	VMULPS       32(SI)(DI*1), Y1, Y2
 	VADDPS       Y2, Y5, Y5
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows1by2store
-	VBROADCASTSS 72(AX), Y3
+	VBROADCASTSS 56(AX), Y3
 	VMULPS       Y3, Y4, Y4
 	VMULPS       Y3, Y5, Y5
 	VXORPS       Y3, Y3, Y3
@@ -1951,7 +1959,7 @@ rows1by2add:
 	VANDPS       Y2, Y5, Y5
 
 rows1by2store:
-	TESTL    $0x00000002, 76(AX)
+	TESTL    $0x00000002, 60(AX)
 	JE       rows1by2plain
 	VMOVNTPS Y4, (CX)(DI*1)
 	VMOVNTPS Y5, 32(CX)(DI*1)
@@ -1972,16 +1980,16 @@ rows1by1:
 	VXORPS       Y4, Y4, Y4
 	TESTQ        DX, DX
 	JE           rows1by1add
-	VBROADCASTSS 68(AX), Y3
+	VBROADCASTSS 52(AX), Y3
 	VMOVUPS      (DX)(DI*1), Y4
 	VMULPS       Y4, Y3, Y4
 
 rows1by1add:
 	VMULPS       (SI)(DI*1), Y1, Y2
 	VADDPS       Y2, Y4, Y4
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows1by1store
-	VBROADCASTSS 72(AX), Y3
+	VBROADCASTSS 56(AX), Y3
 	VMULPS       Y3, Y4, Y4
 	VXORPS       Y3, Y3, Y3
 	VMOVUPS      (CX)(DI*1), Y2
@@ -1989,7 +1997,7 @@ rows1by1add:
 	VANDPS       Y2, Y4, Y4
 
 rows1by1store:
-	TESTL    $0x00000002, 76(AX)
+	TESTL    $0x00000002, 60(AX)
 	JE       rows1by1plain
 	VMOVNTPS Y4, (CX)(DI*1)
 	JMP      rows1by1stored
@@ -2008,7 +2016,7 @@ rows1by0:
 	VXORPS       Y4, Y4, Y4
 	TESTQ        DX, DX
 	JE           rows1by0add
-	VBROADCASTSS 68(AX), Y3
+	VBROADCASTSS 52(AX), Y3
 	VMASKMOVPS   (DX)(DI*1), Y0, Y4
 	VMULPS       Y4, Y3, Y4
 
@@ -2016,9 +2024,9 @@ rows1by0add:
 	VMASKMOVPS   (SI)(DI*1), Y0, Y2
 	VMULPS       Y2, Y1, Y2
 	VADDPS       Y2, Y4, Y4
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows1by0store
-	VBROADCASTSS 72(AX), Y3
+	VBROADCASTSS 56(AX), Y3
 	VMULPS       Y3, Y4, Y4
 	VXORPS       Y3, Y3, Y3
 	VMASKMOVPS   (CX)(DI*1), Y0, Y2
@@ -2032,9 +2040,9 @@ rows1by0done:
 	JMP added
 
 rows0:
-	MOVQ (AX), CX
-	MOVQ 40(AX), DX
-	MOVQ 48(AX), BX
+	MOVQ 32(AX), BX
+	MOVQ 136(SP), CX
+	MOVQ 128(SP), DX
 	XORQ SI, SI
 
 rows0by2:
@@ -2044,16 +2052,16 @@ rows0by2:
 	VXORPS       Y4, Y4, Y4
 	TESTQ        DX, DX
 	JE           rows0by2add
-	VBROADCASTSS 68(AX), Y2
+	VBROADCASTSS 52(AX), Y2
 	VMOVUPS      (DX)(SI*1), Y3
 	VMULPS       Y3, Y2, Y3
 	VMOVUPS      32(DX)(SI*1), Y4
 	VMULPS       Y4, Y2, Y4
 
 rows0by2add:
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows0by2store
-	VBROADCASTSS 72(AX), Y2
+	VBROADCASTSS 56(AX), Y2
 	VMULPS       Y2, Y3, Y3
 	VMULPS       Y2, Y4, Y4
 	VXORPS       Y2, Y2, Y2
@@ -2065,7 +2073,7 @@ rows0by2add:
 	VANDPS       Y1, Y4, Y4
 
 rows0by2store:
-	TESTL    $0x00000002, 76(AX)
+	TESTL    $0x00000002, 60(AX)
 	JE       rows0by2plain
 	VMOVNTPS Y3, (CX)(SI*1)
 	VMOVNTPS Y4, 32(CX)(SI*1)
@@ -2086,14 +2094,14 @@ rows0by1:
 	VXORPS       Y3, Y3, Y3
 	TESTQ        DX, DX
 	JE           rows0by1add
-	VBROADCASTSS 68(AX), Y2
+	VBROADCASTSS 52(AX), Y2
 	VMOVUPS      (DX)(SI*1), Y3
 	VMULPS       Y3, Y2, Y3
 
 rows0by1add:
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows0by1store
-	VBROADCASTSS 72(AX), Y2
+	VBROADCASTSS 56(AX), Y2
 	VMULPS       Y2, Y3, Y3
 	VXORPS       Y2, Y2, Y2
 	VMOVUPS      (CX)(SI*1), Y1
@@ -2101,7 +2109,7 @@ rows0by1add:
 	VANDPS       Y1, Y3, Y3
 
 rows0by1store:
-	TESTL    $0x00000002, 76(AX)
+	TESTL    $0x00000002, 60(AX)
 	JE       rows0by1plain
 	VMOVNTPS Y3, (CX)(SI*1)
 	JMP      rows0by1stored
@@ -2120,14 +2128,14 @@ rows0by0:
 	VXORPS       Y3, Y3, Y3
 	TESTQ        DX, DX
 	JE           rows0by0add
-	VBROADCASTSS 68(AX), Y2
+	VBROADCASTSS 52(AX), Y2
 	VMASKMOVPS   (DX)(SI*1), Y0, Y3
 	VMULPS       Y3, Y2, Y3
 
 rows0by0add:
-	TESTL        $0x00000001, 76(AX)
+	TESTL        $0x00000001, 60(AX)
 	JE           rows0by0store
-	VBROADCASTSS 72(AX), Y2
+	VBROADCASTSS 56(AX), Y2
 	VMULPS       Y2, Y3, Y3
 	VXORPS       Y2, Y2, Y2
 	VMASKMOVPS   (CX)(SI*1), Y0, Y1
@@ -2139,16 +2147,16 @@ rows0by0store:
 
 rows0by0done:
 added:
-	MOVQ 24(AX), SI
-	SUBQ SI, 56(AX)
-	SUBL SI, 136(AX)
+	MOVQ 16(AX), SI
+	SUBQ SI, 40(AX)
+	SUBL SI, 120(AX)
 	SHLQ $0x02, SI
-	ADDQ SI, 16(AX)
-	CMPL 136(AX), $0x00
+	ADDQ SI, 96(SP)
+	CMPL 120(AX), $0x00
 	JE   list
-	MOVQ 128(AX), DX
-	MOVQ DX, 40(AX)
-	MOVL $0x3f800000, 68(AX)
+	MOVQ 112(AX), DX
+	MOVQ DX, 128(SP)
+	MOVL $0x3f800000, 52(AX)
 	JMP  part
 
 bad:
@@ -2165,34 +2173,42 @@ end:
 
 // func sumListsAVX512(a *byte) bool
 // Requires: AVX, AVX512F, BMI2, CMOV, MMX+
-TEXT ·sumListsAVX512(SB), NOSPLIT, $0-9
+TEXT ·sumListsAVX512(SB), NOSPLIT, $32-9
 	MOVQ         a+0(FP), AX
 	MOVQ         8(AX), CX
-	MOVQ         48(AX), DX
+	MOVQ         CX, (SP)
+	MOVQ         80(AX), CX
+	MOVQ         CX, 8(SP)
+	MOVQ         96(AX), CX
+	MOVQ         CX, 16(SP)
+	MOVQ         104(AX), CX
+	MOVQ         CX, 24(SP)
+	MOVQ         (AX), CX
+	MOVQ         32(AX), DX
 	MOVQ         DX, BX
 	ANDQ         $0x0f, BX
 	MOVQ         $-1, SI
 	BZHIQ        BX, SI, SI
 	KMOVW        SI, K1
 	SHLQ         $0x02, DX
-	MOVQ         56(AX), BX
+	MOVQ         40(AX), BX
 	SHLQ         $0x02, BX
-	ADDQ         16(AX), BX
+	ADDQ         (SP), BX
 	SUBQ         $0x04, BX
-	VBROADCASTSS 72(AX), Z2
+	VBROADCASTSS 56(AX), Z2
 
 list:
-	DECQ         104(AX)
+	DECQ         88(AX)
 	JL           done
-	MOVQ         120(AX), SI
-	MOVQ         112(AX), DI
-	MOVQ         96(AX), R9
+	MOVQ         24(SP), SI
+	MOVQ         16(SP), DI
+	MOVQ         8(SP), R9
 	MOVL         (R9), R8
 	SHLQ         $0x02, R8
-	ADDQ         16(AX), R8
+	ADDQ         (SP), R8
 	VBROADCASTSS 4(R9), Z0
 	VBROADCASTSS 8(R9), Z1
-	MOVQ         48(AX), R10
+	MOVQ         32(AX), R10
 	XORQ         R9, R9
 
 stripe16:
@@ -2250,23 +2266,23 @@ stripe16:
 	VMULPS  Z1, Z18, Z18
 
 stripe16rows:
-	MOVQ 16(AX), R11
+	MOVQ (SP), R11
 	JMP  stripe16more
 
 stripe16row:
 	MOVL        (R11), R12
 	VMOVAPS     Z0, Z19
-	MOVQ        32(AX), R13
+	MOVQ        24(AX), R13
 	TESTQ       R13, R13
 	JE          stripe16weighed
-	CMPQ        R12, 88(AX)
+	CMPQ        R12, 72(AX)
 	JAE         bad
 	VMULPS.BCST (R13)(R12*4), Z0, Z19
 
 stripe16weighed:
 	IMULQ      DX, R12
 	ADDQ       CX, R12
-	CMPQ       R12, 80(AX)
+	CMPQ       R12, 64(AX)
 	JA         bad
 	LEAQ       64(R11), R13
 	CMPQ       R13, BX
@@ -2327,7 +2343,7 @@ stripe16weighed:
 stripe16more:
 	CMPQ     R11, R8
 	JB       stripe16row
-	TESTQ    $0x00000001, 144(AX)
+	TESTQ    $0x00000001, 128(AX)
 	JE       stripe16store
 	VPXORD   Z19, Z19, Z19
 	VMOVUPS  (SI)(R9*1), Z20
@@ -2380,7 +2396,7 @@ stripe16more:
 	VMULPS.Z Z2, Z18, K2, Z18
 
 stripe16store:
-	TESTQ    $0x00000002, 144(AX)
+	TESTQ    $0x00000002, 128(AX)
 	JE       stripe16plain
 	VMOVNTPS Z3, (SI)(R9*1)
 	VMOVNTPS Z4, 64(SI)(R9*1)
@@ -2454,23 +2470,23 @@ stripe8:
 	VMULPS  Z1, Z10, Z10
 
 stripe8rows:
-	MOVQ 16(AX), R11
+	MOVQ (SP), R11
 	JMP  stripe8more
 
 stripe8row:
 	MOVL        (R11), R12
 	VMOVAPS     Z0, Z21
-	MOVQ        32(AX), R13
+	MOVQ        24(AX), R13
 	TESTQ       R13, R13
 	JE          stripe8weighed
-	CMPQ        R12, 88(AX)
+	CMPQ        R12, 72(AX)
 	JAE         bad
 	VMULPS.BCST (R13)(R12*4), Z0, Z21
 
 stripe8weighed:
 	IMULQ      DX, R12
 	ADDQ       CX, R12
-	CMPQ       R12, 80(AX)
+	CMPQ       R12, 64(AX)
 	JA         bad
 	LEAQ       64(R11), R13
 	CMPQ       R13, BX
@@ -2507,7 +2523,7 @@ stripe8weighed:
 stripe8more:
 	CMPQ     R11, R8
 	JB       stripe8row
-	TESTQ    $0x00000001, 144(AX)
+	TESTQ    $0x00000001, 128(AX)
 	JE       stripe8store
 	VPXORD   Z21, Z21, Z21
 	VMOVUPS  (SI)(R9*1), Z20
@@ -2536,7 +2552,7 @@ stripe8more:
 	VMULPS.Z Z2, Z10, K2, Z10
 
 stripe8store:
-	TESTQ    $0x00000002, 144(AX)
+	TESTQ    $0x00000002, 128(AX)
 	JE       stripe8plain
 	VMOVNTPS Z3, (SI)(R9*1)
 	VMOVNTPS Z4, 64(SI)(R9*1)
@@ -2582,23 +2598,23 @@ stripe4:
 	VMULPS  Z1, Z6, Z6
 
 stripe4rows:
-	MOVQ 16(AX), R11
+	MOVQ (SP), R11
 	JMP  stripe4more
 
 stripe4row:
 	MOVL        (R11), R12
 	VMOVAPS     Z0, Z22
-	MOVQ        32(AX), R13
+	MOVQ        24(AX), R13
 	TESTQ       R13, R13
 	JE          stripe4weighed
-	CMPQ        R12, 88(AX)
+	CMPQ        R12, 72(AX)
 	JAE         bad
 	VMULPS.BCST (R13)(R12*4), Z0, Z22
 
 stripe4weighed:
 	IMULQ      DX, R12
 	ADDQ       CX, R12
-	CMPQ       R12, 80(AX)
+	CMPQ       R12, 64(AX)
 	JA         bad
 	LEAQ       64(R11), R13
 	CMPQ       R13, BX
@@ -2623,7 +2639,7 @@ stripe4weighed:
 stripe4more:
 	CMPQ     R11, R8
 	JB       stripe4row
-	TESTQ    $0x00000001, 144(AX)
+	TESTQ    $0x00000001, 128(AX)
 	JE       stripe4store
 	VPXORD   Z22, Z22, Z22
 	VMOVUPS  (SI)(R9*1), Z20
@@ -2640,7 +2656,7 @@ stripe4more:
 	VMULPS.Z Z2, Z6, K2, Z6
 
 stripe4store:
-	TESTQ    $0x00000002, 144(AX)
+	TESTQ    $0x00000002, 128(AX)
 	JE       stripe4plain
 	VMOVNTPS Z3, (SI)(R9*1)
 	VMOVNTPS Z4, 64(SI)(R9*1)
@@ -2672,23 +2688,23 @@ stripe2:
 	VMULPS  Z1, Z4, Z4
 
 stripe2rows:
-	MOVQ 16(AX), R11
+	MOVQ (SP), R11
 	JMP  stripe2more
 
 stripe2row:
 	MOVL        (R11), R12
 	VMOVAPS     Z0, Z23
-	MOVQ        32(AX), R13
+	MOVQ        24(AX), R13
 	TESTQ       R13, R13
 	JE          stripe2weighed
-	CMPQ        R12, 88(AX)
+	CMPQ        R12, 72(AX)
 	JAE         bad
 	VMULPS.BCST (R13)(R12*4), Z0, Z23
 
 stripe2weighed:
 	IMULQ      DX, R12
 	ADDQ       CX, R12
-	CMPQ       R12, 80(AX)
+	CMPQ       R12, 64(AX)
 	JA         bad
 	LEAQ       64(R11), R13
 	CMPQ       R13, BX
@@ -2707,7 +2723,7 @@ stripe2weighed:
 stripe2more:
 	CMPQ     R11, R8
 	JB       stripe2row
-	TESTQ    $0x00000001, 144(AX)
+	TESTQ    $0x00000001, 128(AX)
 	JE       stripe2store
 	VPXORD   Z23, Z23, Z23
 	VMOVUPS  (SI)(R9*1), Z20
@@ -2718,7 +2734,7 @@ stripe2more:
 	VMULPS.Z Z2, Z4, K2, Z4
 
 stripe2store:
-	TESTQ    $0x00000002, 144(AX)
+	TESTQ    $0x00000002, 128(AX)
 	JE       stripe2plain
 	VMOVNTPS Z3, (SI)(R9*1)
 	VMOVNTPS Z4, 64(SI)(R9*1)
@@ -2743,23 +2759,23 @@ stripe1:
 	VMULPS  Z1, Z3, Z3
 
 stripe1rows:
-	MOVQ 16(AX), R11
+	MOVQ (SP), R11
 	JMP  stripe1more
 
 stripe1row:
 	MOVL        (R11), R12
 	VMOVAPS     Z0, Z24
-	MOVQ        32(AX), R13
+	MOVQ        24(AX), R13
 	TESTQ       R13, R13
 	JE          stripe1weighed
-	CMPQ        R12, 88(AX)
+	CMPQ        R12, 72(AX)
 	JAE         bad
 	VMULPS.BCST (R13)(R12*4), Z0, Z24
 
 stripe1weighed:
 	IMULQ      DX, R12
 	ADDQ       CX, R12
-	CMPQ       R12, 80(AX)
+	CMPQ       R12, 64(AX)
 	JA         bad
 	LEAQ       64(R11), R13
 	CMPQ       R13, BX
@@ -2775,7 +2791,7 @@ stripe1weighed:
 stripe1more:
 	CMPQ     R11, R8
 	JB       stripe1row
-	TESTQ    $0x00000001, 144(AX)
+	TESTQ    $0x00000001, 128(AX)
 	JE       stripe1store
 	VPXORD   Z24, Z24, Z24
 	VMOVUPS  (SI)(R9*1), Z20
@@ -2783,7 +2799,7 @@ stripe1more:
 	VMULPS.Z Z2, Z3, K2, Z3
 
 stripe1store:
-	TESTQ    $0x00000002, 144(AX)
+	TESTQ    $0x00000002, 128(AX)
 	JE       stripe1plain
 	VMOVNTPS Z3, (SI)(R9*1)
 	JMP      stripe1stored
@@ -2806,23 +2822,23 @@ stripe0:
 	VMULPS    Z1, Z3, Z3
 
 stripe0rows:
-	MOVQ 16(AX), R10
+	MOVQ (SP), R10
 	JMP  stripe0more
 
 stripe0row:
 	MOVL        (R10), R11
 	VMOVAPS     Z0, Z25
-	MOVQ        32(AX), R12
+	MOVQ        24(AX), R12
 	TESTQ       R12, R12
 	JE          stripe0weighed
-	CMPQ        R11, 88(AX)
+	CMPQ        R11, 72(AX)
 	JAE         bad
 	VMULPS.BCST (R12)(R11*4), Z0, Z25
 
 stripe0weighed:
 	IMULQ      DX, R11
 	ADDQ       CX, R11
-	CMPQ       R11, 80(AX)
+	CMPQ       R11, 64(AX)
 	JA         bad
 	LEAQ       64(R10), R12
 	CMPQ       R12, BX
@@ -2839,7 +2855,7 @@ stripe0weighed:
 stripe0more:
 	CMPQ      R10, R8
 	JB        stripe0row
-	TESTQ     $0x00000001, 144(AX)
+	TESTQ     $0x00000001, 128(AX)
 	JE        stripe0store
 	VPXORD    Z25, Z25, Z25
 	VMOVUPS.Z (SI)(R9*1), K1, Z1
@@ -2850,12 +2866,12 @@ stripe0store:
 	VMOVUPS Z3, K1, (SI)(R9*1)
 
 listed:
-	MOVQ  R8, 16(AX)
-	ADDQ  $0x0c, 96(AX)
-	ADDQ  DX, 120(AX)
+	MOVQ  R8, (SP)
+	ADDQ  $0x0c, 8(SP)
+	ADDQ  DX, 24(SP)
 	TESTQ DI, DI
 	JE    list
-	ADDQ  DX, 112(AX)
+	ADDQ  DX, 16(SP)
 	JMP   list
 
 bad:

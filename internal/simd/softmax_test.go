@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"sync"
 	"testing"
-	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -51,27 +50,6 @@ func TestExp(t *testing.T) {
 		require.Equal(t, Exp(-87), Exp(x))
 	}
 	require.True(t, math.IsNaN(float64(Exp(float32(math.NaN())))))
-}
-
-// The assembly leaves no pointer behind an array in its arguments: there another object begins, and
-// the collector, which may find the arguments, ends the program where that one is free.
-func TestSoftmaxLeavesNoPointer(t *testing.T) {
-	if Best() < AVX2 {
-		t.Skip("the assembly needs AVX2")
-	}
-	for _, do := range []func(*byte) bool{softmaxAVX2, softmaxSlopeAVX2} {
-		s, list, counts := softmaxCase(rand.New(rand.NewPCG(1, 1)), 8, false,
-			func(n int) []float32 { return make([]float32, n) })
-		s.Loops = make([]float32, len(counts))
-		s.results().run(AVX2, func(args *byte) bool {
-			a := (*softmaxArgs)(unsafe.Pointer(args))
-			require.NotNil(t, a.counts)
-			ok := do(args)
-			require.Nil(t, a.counts)
-			require.Nil(t, a.loops)
-			return ok
-		}, nil, nil, 0, list, 0, counts)
-	}
 }
 
 // softmaxCase is attention over lists, empty ones and parallel edges among them.

@@ -63,6 +63,7 @@ func dots(l vec.Level) {
 	Pragma("noescape")
 	Doc("dotHeads" + l.Name + " is DotHeads. It returns false where a row is not there.")
 	args := Load(Param("a"), GP64())
+	first, counts := vec.Own(args, dotA), vec.Own(args, dotCounts)
 	odd := vec.Arg(args, dotDim)
 	ANDQ(U8(dotLanes-1), odd)
 	var tails []vec.Rest
@@ -77,14 +78,14 @@ func dots(l vec.Level) {
 	Label("list")
 	DECQ(vec.Field(args, dotLeft))
 	JL(LabelRef("done"))
-	MOVQ(vec.Field(args, dotCounts), a)
+	MOVQ(counts, a)
 	MOVL(Mem{Base: a}, a.As32())
 	MOVQ(a, vec.Field(args, dotRows))
-	ADDQ(U8(4), vec.Field(args, dotCounts))
+	ADDQ(U8(4), counts)
 	Label("row")
 	DECQ(vec.Field(args, dotRows))
 	JL(LabelRef("listed"))
-	MOVQ(vec.Field(args, dotA), a)
+	MOVQ(first, a)
 	MOVQ(next, b)
 	MOVQ(next, far) // rows in order come by themselves
 	TESTQ(list, list)
@@ -170,13 +171,13 @@ func dots(l vec.Level) {
 	JNE(LabelRef("row"))
 	ADDQ(vec.Field(args, dotPitchB), next)
 	MOVQ(vec.Field(args, dotPitchA), a)
-	ADDQ(a, vec.Field(args, dotA))
+	ADDQ(a, first)
 	JMP(LabelRef("row"))
 	Label("listed")
 	TESTQ(list, list)
 	JE(LabelRef("done"))
 	MOVQ(vec.Field(args, dotPitchA), a)
-	ADDQ(a, vec.Field(args, dotA))
+	ADDQ(a, first)
 	JMP(LabelRef("list"))
 	vec.End()
 }
@@ -189,6 +190,12 @@ func sumHeadRows(l vec.Level) {
 	Pragma("noescape")
 	Doc("sumHeads" + l.Name + " is SumHeads. It returns false where a row is not there.")
 	args := Load(Param("a"), GP64())
+	out, counts := vec.Own(args, sumOut), vec.Own(args, sumCounts)
+	var termRow, termWeight [terms]Mem
+	for i := range terms {
+		of := sumTerms + i*termBytes
+		termRow[i], termWeight[i] = vec.Own(args, of+termX), vec.Own(args, of+termWeights)
+	}
 	odd := vec.Arg(args, sumCols)
 	ANDQ(U32(uint32(l.Lanes-1)), odd)
 	tail := l.Clamped(odd)
@@ -198,7 +205,7 @@ func sumHeadRows(l vec.Level) {
 	DECQ(vec.Field(args, sumLeft))
 	JL(LabelRef("done"))
 	last, pos, todo := GP64(), GP64(), vec.Arg(args, sumCols)
-	MOVQ(vec.Field(args, sumCounts), last)
+	MOVQ(counts, last)
 	MOVL(Mem{Base: last}, last.As32())
 	LEAQ(Mem{Base: first, Index: last, Scale: 4}, last)
 	XORQ(pos, pos)
@@ -240,12 +247,11 @@ func sumHeadRows(l vec.Level) {
 			}
 		}
 		term := func(i int) {
-			of := sumTerms + i*termBytes
 			after := fmt.Sprintf("%sterm%d", name, i)
-			MOVQ(vec.Field(args, of+termX), row)
+			MOVQ(termRow[i], row)
 			TESTQ(row, row)
 			JE(LabelRef(after))
-			MOVQ(vec.Field(args, of+termWeights), p)
+			MOVQ(termWeight[i], p)
 			add(false)
 			Label(after)
 		}
@@ -297,7 +303,7 @@ func sumHeadRows(l vec.Level) {
 		for i := 1; i < terms; i++ {
 			term(i)
 		}
-		MOVQ(vec.Field(args, sumOut), p)
+		MOVQ(out, p)
 		if s.Vectors == 0 {
 			tail.Store(sums[0], part(p, 0))
 			return
@@ -308,18 +314,17 @@ func sumHeadRows(l vec.Level) {
 	})
 	Label("listed")
 	MOVQ(last, first)
-	ADDQ(U8(4), vec.Field(args, sumCounts))
-	ADDQ(pitch, vec.Field(args, sumOut))
+	ADDQ(U8(4), counts)
+	ADDQ(pitch, out)
 	for i := range terms {
-		of := sumTerms + i*termBytes
 		by := GP64()
-		MOVQ(vec.Field(args, of+termX), by)
+		MOVQ(termRow[i], by)
 		TESTQ(by, by)
 		JE(LabelRef(fmt.Sprintf("term%d", i)))
-		ADDQ(vec.Field(args, of+termPitch), by)
-		MOVQ(by, vec.Field(args, of+termX))
+		ADDQ(vec.Field(args, sumTerms+i*termBytes+termPitch), by)
+		MOVQ(by, termRow[i])
 		MOVQ(vec.Field(args, sumStride), by)
-		ADDQ(by, vec.Field(args, of+termWeights))
+		ADDQ(by, termWeight[i])
 		Label(fmt.Sprintf("term%d", i))
 	}
 	JMP(LabelRef("list"))

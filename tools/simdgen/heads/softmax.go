@@ -24,6 +24,8 @@ const leakySlope = 0.2
 // softmax writes attention over lists of edges, of eight heads at a time or, unless whole, fewer.
 type softmax struct {
 	args   reg.Register
+	counts Mem // of the destination
+	loops  Mem // the destination's
 	whole  bool
 	mask   vec.Rest
 	stride reg.GPVirtual // bytes of the heads of an edge, a source or a destination
@@ -98,12 +100,13 @@ func (s *softmax) weighed(x reg.VecVirtual, label string) {
 
 // looped multiplies x, the exp of the self loop's score, by the loop's weight, if loops have one.
 func (s *softmax) looped(x reg.VecVirtual) reg.VecVirtual {
-	w, weight := vec.Arg(s.args, softLoops), YMM()
+	w, weight := GP64(), YMM()
+	MOVQ(s.loops, w)
 	TESTQ(w, w)
 	JE(LabelRef("loopPlain"))
 	VBROADCASTSS(Mem{Base: w}, weight)
 	VMULPS(weight, x, x)
-	ADDQ(U8(4), vec.Field(s.args, softLoops))
+	ADDQ(U8(4), s.loops)
 	Label("loopPlain")
 	return x
 }
@@ -132,6 +135,7 @@ func (s *softmax) lists(name, doc string, body func()) {
 	Pragma("noescape")
 	Doc(name + " is " + doc + ". It returns false where a row is not there.")
 	s.args = Load(Param("a"), GP64())
+	s.counts, s.loops = vec.Own(s.args, softCounts), vec.Own(s.args, softLoops)
 	if !s.whole {
 		s.mask = vec.AVX2().Clamped(vec.Arg(s.args, softHeads))
 	}
@@ -141,22 +145,17 @@ func (s *softmax) lists(name, doc string, body func()) {
 	XORQ(s.firstAt, s.firstAt)
 	Label("list")
 	DECQ(vec.Field(s.args, softLeft))
-	JL(LabelRef("ended"))
-	MOVQ(vec.Field(s.args, softCounts), s.last)
+	JL(LabelRef("done"))
+	MOVQ(s.counts, s.last)
 	MOVL(Mem{Base: s.last}, s.last.As32())
 	LEAQ(Mem{Base: s.first, Index: s.last, Scale: 4}, s.last)
-	ADDQ(U8(4), vec.Field(s.args, softCounts))
+	ADDQ(U8(4), s.counts)
 	s.own = s.load(s.ofRow(softDst))
 	body()
 	MOVQ(s.last, s.first)
 	MOVQ(s.at, s.firstAt)
 	ADDQ(s.stride, s.row)
 	JMP(LabelRef("list"))
-	// Behind the last list these point to another object, and the collector may find arguments.
-	Label("ended")
-	MOVQ(U32(0), vec.Field(s.args, softCounts))
-	MOVQ(U32(0), vec.Field(s.args, softLoops))
-	JMP(LabelRef("done"))
 	vec.End()
 }
 

@@ -18,11 +18,11 @@ import (
 
 // Offsets of rowsArgs, colsArgs, adamArgs and copyArgs in rows.go.
 const (
-	rowsOut, rowsX, rowsIdx, rowsN, rowsTable, rowsInit       = 0, 8, 16, 24, 32, 40
-	rowsDim, rowsLeft, rowsFactor, rowsStart, rowsScale, mode = 48, 56, 64, 68, 72, 76
-	rowsLast, rowsWeights                                     = 80, 88
-	listsNext, listsLeft, listsInit, listsOut                 = 96, 104, 112, 120
-	listsPartial, listsTodo, listsMode, listBytes             = 128, 136, 144, 12
+	rowsX, rowsIdx, rowsN, rowsTable                          = 0, 8, 16, 24
+	rowsDim, rowsLeft, rowsFactor, rowsStart, rowsScale, mode = 32, 40, 48, 52, 56, 60
+	rowsLast, rowsWeights                                     = 64, 72
+	listsNext, listsLeft, listsInit, listsOut                 = 80, 88, 96, 104
+	listsPartial, listsTodo, listsMode, listBytes             = 112, 120, 128, 12
 	colsOut, colsX, colsRows, colsN, colsStride               = 0, 8, 16, 24, 32
 	adamP, adamG, adamM, adamV, adamN, adamB1                 = 0, 8, 16, 24, 32, 40
 	copyDst, copySrc, copyPos, copySlot, copyN                = 0, 8, 16, 24, 32
@@ -78,7 +78,10 @@ func sumListsSideBySide() {
 	Doc("sumListsAVX2 is SumLists. It returns false where a row is not there.")
 	addresses, weights := AllocLocal(8*sideRows), AllocLocal(4*sideRows)
 	args := Load(Param("a"), GP64())
-	odd := vec.Arg(args, rowsDim) // columns of the masked rest
+	list, lists := vec.Own(args, rowsIdx), vec.Own(args, listsNext)
+	inits, outs := vec.Own(args, listsInit), vec.Own(args, listsOut)
+	init, out := AllocLocal(8), AllocLocal(8) // of the rows that are added side by side
+	odd := vec.Arg(args, rowsDim)             // columns of the masked rest
 	ANDQ(U8(7), odd)
 	tail := l.Rest(odd)
 	Label("list")
@@ -90,41 +93,42 @@ func sumListsSideBySide() {
 		SHLQ(U8(2), pitch)
 	}
 	bytesOf()
-	MOVQ(vec.Field(args, listsNext), p)
+	MOVQ(lists, p)
 	for _, f := range [][2]int{{0, listsTodo}, {4, rowsFactor}, {8, rowsStart}} {
 		MOVL(vec.Field(p, f[0]), q.As32())
 		MOVL(q.As32(), vec.Field(args, f[1]))
 	}
 	ADDQ(U8(listBytes), p)
-	MOVQ(p, vec.Field(args, listsNext))
-	MOVQ(vec.Field(args, listsInit), p)
-	MOVQ(p, vec.Field(args, rowsInit))
+	MOVQ(p, lists)
+	MOVQ(inits, p)
+	MOVQ(p, init)
 	TESTQ(p, p)
 	JE(LabelRef("part"))
 	ADDQ(pitch, p)
-	MOVQ(p, vec.Field(args, listsInit))
+	MOVQ(p, inits)
 	Label("part")
 	bytesOf()
 	n := GP64()
 	MOVL(vec.Field(args, listsTodo), n.As32())
 	CMPQ(n, U32(sideRows))
 	JA(LabelRef("long"))
-	MOVQ(vec.Field(args, listsOut), p)
-	MOVQ(p, vec.Field(args, rowsOut))
+	MOVQ(outs, p)
+	MOVQ(p, out)
 	ADDQ(pitch, p)
-	MOVQ(p, vec.Field(args, listsOut))
+	MOVQ(p, outs)
 	MOVL(vec.Field(args, listsMode), q.As32())
 	MOVL(q.As32(), vec.Field(args, mode))
 	JMP(LabelRef("add"))
 	Label("long")
 	MOVQ(U32(sideRows), n)
 	MOVQ(vec.Field(args, listsPartial), p)
-	MOVQ(p, vec.Field(args, rowsOut))
+	MOVQ(p, out)
 	MOVL(U32(0), vec.Field(args, mode))
 	Label("add")
 	MOVQ(n, vec.Field(args, rowsN))
-	idx, x, table, last := vec.Arg(args, rowsIdx), vec.Arg(args, rowsX), vec.Arg(args, rowsTable),
+	idx, x, table, last := GP64(), vec.Arg(args, rowsX), vec.Arg(args, rowsTable),
 		vec.Arg(args, rowsLast)
+	MOVQ(list, idx)
 	e, row, far, end := GP64(), GP64(), GP64(), GP64()
 	f, w := XMM(), XMM()
 	VMOVSS(vec.Field(args, rowsFactor), f)
@@ -167,7 +171,7 @@ func sumListsSideBySide() {
 	}
 	for rows := sideRows; rows >= 0; rows-- {
 		Label(fmt.Sprintf("rows%d", rows))
-		sideBySide(l, tail, args, rows, addresses, weights)
+		sideBySide(l, tail, args, rows, addresses, weights, out, init)
 		JMP(LabelRef("added"))
 	}
 	Label("added")
@@ -175,19 +179,22 @@ func sumListsSideBySide() {
 	SUBQ(n, vec.Field(args, rowsLeft))
 	SUBL(n.As32(), vec.Field(args, listsTodo))
 	SHLQ(U8(2), n)
-	ADDQ(n, vec.Field(args, rowsIdx))
+	ADDQ(n, list)
 	CMPL(vec.Field(args, listsTodo), U8(0))
 	JE(LabelRef("list"))
 	MOVQ(vec.Field(args, listsPartial), p)
-	MOVQ(p, vec.Field(args, rowsInit))
+	MOVQ(p, init)
 	MOVL(U32(math.Float32bits(1)), vec.Field(args, rowsStart))
 	JMP(LabelRef("part"))
 	vec.End()
 }
 
 // sideBySide adds so many rows.
-func sideBySide(l vec.Level, tail vec.Rest, args reg.Register, rows int, addresses, weights Mem) {
-	out, init, todo := vec.Arg(args, rowsOut), vec.Arg(args, rowsInit), vec.Arg(args, rowsDim)
+func sideBySide(l vec.Level, tail vec.Rest, args reg.Register, rows int,
+	addresses, weights, to, from Mem) {
+	out, init, todo := GP64(), GP64(), vec.Arg(args, rowsDim)
+	MOVQ(to, out)
+	MOVQ(from, init)
 	address, weight := make([]reg.GPVirtual, rows), make([]reg.VecVirtual, rows)
 	for e := range rows {
 		address[e], weight[e] = GP64(), l.Vec()
@@ -256,6 +263,8 @@ func sumListsInRegisters() {
 	Pragma("noescape")
 	Doc("sumListsAVX512 is SumLists. It returns false where a row is not there.")
 	args := Load(Param("a"), GP64())
+	list, lists := vec.Own(args, rowsIdx), vec.Own(args, listsNext)
+	inits, outs := vec.Own(args, listsInit), vec.Own(args, listsOut)
 	x, pitch, odd := vec.Arg(args, rowsX), vec.Arg(args, rowsDim), GP64()
 	MOVQ(pitch, odd)
 	ANDQ(U8(15), odd) // columns of the masked rest
@@ -264,18 +273,20 @@ func sumListsInRegisters() {
 	// The list's last row: from there on it is asked for again.
 	final := vec.Arg(args, rowsLeft)
 	SHLQ(U8(2), final)
-	ADDQ(vec.Field(args, rowsIdx), final)
+	ADDQ(list, final)
 	SUBQ(U8(4), final)
 	factor, start, scale := ZMM(), ZMM(), ZMM()
 	VBROADCASTSS(vec.Field(args, rowsScale), scale)
 	Label("list")
 	DECQ(vec.Field(args, listsLeft))
 	JL(LabelRef("done"))
-	out, init, end, p := vec.Arg(args, listsOut), vec.Arg(args, listsInit), GP64(), GP64()
-	MOVQ(vec.Field(args, listsNext), p)
+	out, init, end, p := GP64(), GP64(), GP64(), GP64()
+	MOVQ(outs, out)
+	MOVQ(inits, init)
+	MOVQ(lists, p)
 	MOVL(vec.Field(p, 0), end.As32())
 	SHLQ(U8(2), end)
-	ADDQ(vec.Field(args, rowsIdx), end)
+	ADDQ(list, end)
 	VBROADCASTSS(vec.Field(p, 4), factor)
 	VBROADCASTSS(vec.Field(p, 8), start)
 	pos, todo := GP64(), vec.Arg(args, rowsDim)
@@ -301,7 +312,8 @@ func sumListsInRegisters() {
 			VMULPS(start, sums[v], sums[v])
 		}
 		Label(name + "rows")
-		e, row, far, w, t := vec.Arg(args, rowsIdx), GP64(), GP64(), l.Vec(), l.Vec()
+		e, row, far, w, t := GP64(), GP64(), GP64(), l.Vec(), l.Vec()
+		MOVQ(list, e)
 		JMP(LabelRef(name + "more"))
 		Label(name + "row")
 		MOVL(Mem{Base: e}, row.As32())
@@ -351,12 +363,12 @@ func sumListsInRegisters() {
 		s.Next(todo, pos)
 	})
 	Label("listed")
-	MOVQ(end, vec.Field(args, rowsIdx))
-	ADDQ(U8(listBytes), vec.Field(args, listsNext))
-	ADDQ(pitch, vec.Field(args, listsOut))
+	MOVQ(end, list)
+	ADDQ(U8(listBytes), lists)
+	ADDQ(pitch, outs)
 	TESTQ(init, init)
 	JE(LabelRef("list"))
-	ADDQ(pitch, vec.Field(args, listsInit))
+	ADDQ(pitch, inits)
 	JMP(LabelRef("list"))
 	vec.End()
 }

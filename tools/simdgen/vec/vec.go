@@ -215,6 +215,15 @@ func Arg(args reg.Register, offset int) reg.GPVirtual {
 	return r
 }
 
+// Own is a copy of a pointer among the arguments, in the function's frame, for one that moves on.
+// Behind an array another object begins, and the garbage collector may read the arguments, but not
+// this frame: it stops no goroutine inside assembly.
+func Own(args reg.Register, offset int) Mem {
+	m := AllocLocal(8)
+	MOVQ(Arg(args, offset), m)
+	return m
+}
+
 // Zero sets a vector to 0.
 func (l Level) Zero(v reg.VecVirtual) {
 	if l.Lanes == 16 {
