@@ -293,7 +293,7 @@ func (e *async) open(ctx context.Context) error {
 		if e.seenBuf, err = e.alloc(e.queueBuf.dev.Size(), "gpuio queues"); err != nil {
 			return err
 		}
-		if err := e.move(ctx, (*twin).push); err != nil {
+		if err := e.move((*twin).push); err != nil {
 			return err
 		}
 	}

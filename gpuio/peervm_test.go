@@ -51,7 +51,8 @@ func (b *barBuffer) Free() error {
 	return err
 }
 
-// kernelState names the buffers that need memory with atomics on every rung.
+// kernelState names the buffers of kernel state, which SSDs never reach. The host device runs the
+// kernels, and they need memory with atomics.
 var kernelState = []string{"gpuio queues", "gpuio commands", "gpuio latency", "gpuio sets"}
 
 func (d *barDevice) Alloc(kind cuda.MemKind, size int64, purpose string) (cuda.Buffer, error) {

@@ -299,11 +299,12 @@ func (e *queueSet) ensureStaging(st cuda.Stream) error {
 				continue
 			}
 			off := int64(g * queueStateBytes)
-			if err := errors.Join(
+			err = errors.Join(err,
 				e.queueBuf.push(st, off+int64(unsafe.Offsetof(q.Stage)), 16), // and StageIOVA
-				e.queueBuf.push(st, off+int64(unsafe.Offsetof(q.StageBytes)), 4)); err != nil {
-				return err
-			}
+				e.queueBuf.push(st, off+int64(unsafe.Offsetof(q.StageBytes)), 4))
+		}
+		if err != nil { // no kernel has used them; the next set makes them anew
+			return errors.Join(err, e.giveBack(d, &e.stageBuf[s]))
 		}
 	}
 	return nil

@@ -254,11 +254,11 @@ func (e *async) stopped(ctx context.Context, fn func() error) error {
 	defer e.leave()
 	err := e.quiesce(ctx)
 	if err == nil {
-		err = e.move(ctx, (*twin).pull)
+		err = e.move((*twin).pull)
 	}
 	if err == nil {
 		err = fn()
-		if merr := e.move(context.WithoutCancel(ctx), (*twin).push); merr != nil {
+		if merr := e.move((*twin).push); merr != nil {
 			e.breakWith(merr)
 			return merr
 		}
@@ -270,12 +270,14 @@ func (e *async) stopped(ctx context.Context, fn func() error) error {
 	return err
 }
 
-// move copies all kernel state to the host or to the device, while no kernel runs.
-func (e *async) move(ctx context.Context, by func(*twin, cuda.Stream, int64, int64) error) error {
+// move copies all kernel state to the host or to the device, while no kernel runs. A copy that has
+// begun ends before move does, also while the engine ends: a late one would undo what the host
+// changes next (endRecoveries).
+func (e *async) move(by func(*twin, cuda.Stream, int64, int64) error) error {
 	if e.onHost() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, recoveryTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), recoveryTimeout)
 	defer cancel()
 	var err error
 	for _, t := range []*twin{&e.queueBuf, &e.cmdBuf, &e.setBuf} {
@@ -304,10 +306,9 @@ func (e *async) states() ([]queueState, error) {
 	return slices.Clone(unsafe.Slice(at[queueState](e.seenBuf.Ptr(), 0), e.queues())), nil
 }
 
-// quiesce waits until no kernel runs, on a device other than the host's: a read-modify-write of the
-// CPU and one of a GPU on the same word are not atomic to each other across PCIe (CUDA C++
-// Programming Guide, "Mapped Memory"). It also learns what time it is on the device. The caller has
-// entered, so that none is launched.
+// quiesce waits until no kernel runs, on a device other than the host's: until then kernels change
+// what the host has a copy of. It also learns what time it is on the device. The caller has entered,
+// so that none is launched.
 func (e *async) quiesce(ctx context.Context) error {
 	if e.onHost() {
 		return nil

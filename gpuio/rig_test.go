@@ -162,7 +162,7 @@ func dataStart(o rigOptions, l Layout, stripe int) nvme.LBA {
 // pulled returns the engine once the host has the kernels' state.
 func pulled(t testing.TB, rd Reader) *async {
 	e := rd.(*async)
-	require.NoError(t, e.move(testCtx(t), (*twin).pull))
+	require.NoError(t, e.move((*twin).pull))
 	return e
 }
 

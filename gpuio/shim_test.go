@@ -1,9 +1,11 @@
 package gpuio
 
 import (
+	"context"
 	"math/rand/v2"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -153,6 +155,44 @@ func TestGPUAsHost(t *testing.T) {
 			t.Run(c.name, c.test)
 		}
 	}
+}
+
+// TestGPUStateCopies: a copy of kernel state that fails or ends late leaves both copies alike.
+func TestGPUStateCopies(t *testing.T) {
+	if os.Getenv("HELIOS_GPU") == "1" {
+		t.Skip("no copy of a GPU fails on request")
+	}
+	onGPU(t)
+	lib := fakecuda.Build(t)
+	t.Run("new staging slots", func(t *testing.T) {
+		r := newRig(t, rigOptions{ssds: 1, lba: 4096, rowBytes: 4096, rows: 64, ram: true})
+		rd := r.async(AsyncOptions{Depth: 8, CoalesceBytes: -1})
+		e := rd.(*async)
+		require.Nil(t, e.stageBuf[0].buf, "they are made for the set below")
+		s := r.newSet(rand.New(rand.NewPCG(1, 2)), 20, 4097, 0) // between pages: by a copy
+		fakecuda.Control(t, lib, "fail=cuMemcpyAsync:1:1")
+		_, err := rd.Submit(testCtx(t), s.rs)
+		require.ErrorContains(t, err, "cuMemcpyAsync")
+		s.read(rd)
+		idle(t, rd)
+		s.free(rd)
+	})
+	t.Run("a recovery that ends", func(t *testing.T) {
+		r := newRig(t, rigOptions{ssds: 1, lba: 512, rowBytes: 512, rows: 64, ram: true})
+		e := r.async(AsyncOptions{Depth: 8}).(*async)
+		ctx, cancel := context.WithCancel(testCtx(t))
+		copies := func() string { return fakecuda.Control(t, lib, "calls=cuMemcpyAsync") }
+		before, ran, done := copies(), false, make(chan error, 1)
+		fakecuda.Control(t, lib, "hang=cuMemcpyAsync")
+		t.Cleanup(func() { fakecuda.Control(t, lib, "hang=") })
+		go func() { done <- e.stopped(ctx, func() error { ran = true; return nil }) }()
+		require.Eventually(t, func() bool { return copies() != before }, 10*time.Second,
+			time.Millisecond)
+		cancel()
+		fakecuda.Control(t, lib, "hang=")
+		require.NoError(t, <-done)
+		require.True(t, ran, "a pull that has begun ends, and what it is for is done")
+	})
 }
 
 // TestGPURefusals: what a device of the driver needs of the SSDs is told when it is missing.
