@@ -8,6 +8,9 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -73,12 +76,33 @@ func serveMetrics(option errs.Key, addr string, page *htmlreport.Live) (*metrics
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 		m.write(w)
 	})
-	m.server = &http.Server{Handler: mux, ReadTimeout: metricsTimeout,
+	m.server = &http.Server{Handler: ownPages(host, mux), ReadTimeout: metricsTimeout,
 		WriteTimeout: metricsTimeout}
 	m.addr = l.Addr().String()
 	m.done = make(chan error, 1)
 	go func() { m.done <- m.server.Serve(l) }()
 	return m, nil
+}
+
+// ownPages keeps pages of other sites out. A site can have its own name lead here, and would then
+// read what its browser reads; it can't do so with an address, nor with a name of this machine.
+// host is the one that a flag gave.
+func ownPages(host string, to http.Handler) http.Handler {
+	machine, _ := os.Hostname() // without one, the other names remain
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name := strings.Trim((&url.URL{Host: r.Host}).Hostname(), ".")
+		_, err := netip.ParseAddr(name)
+		if err != nil && !slices.ContainsFunc([]string{"localhost", host, machine},
+			func(own string) bool { return own != "" && strings.EqualFold(name, own) }) {
+			http.Error(w, fmt.Sprintf("%q is no name of this machine: ask for its address, or have heliosctl listen on that name",
+				name), http.StatusForbidden)
+			return
+		}
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		w.Header().Set("Cross-Origin-Resource-Policy", "same-origin")
+		w.Header().Set("Content-Security-Policy", "frame-ancestors 'none'")
+		to.ServeHTTP(w, r)
+	})
 }
 
 // metricName is a name with labels, whose values are quoted as Prometheus reads them.

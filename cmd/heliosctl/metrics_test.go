@@ -6,14 +6,17 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"helios/internal/htmlreport"
 	"helios/internal/serve"
 	"helios/sched/report"
 )
@@ -71,6 +74,36 @@ func TestMetricsCount(t *testing.T) {
 	require.NoError(t, m.close())
 	_, err = net.DialTimeout("tcp", m.addr, time.Second)
 	require.Error(t, err, "closed")
+}
+
+// A page of another site, whose name leads to this machine, reads nothing; no site frames a page.
+func TestMetricsRefuseOtherSites(t *testing.T) {
+	machine, err := os.Hostname()
+	require.NoError(t, err)
+	for option, own := range map[string][]string{
+		":0":          {"127.0.0.1:9", "[::1]:9", "[::1]", "localhost:9", "LOCALHOST.", machine},
+		"127.0.0.1:0": {"10.1.2.3", "[fe80::1%25eth0]:9"}, "localhost:0": {"localhost"},
+	} {
+		m, err := serveMetrics("serve", option, htmlreport.NewLive("<b>", "v1"))
+		require.NoError(t, err)
+		for _, path := range []string{"/", "/live?lines=0", "/metrics"} {
+			for _, host := range append(own, "evil.example", "127.0.0.1.evil.example:80",
+				"localhost.evil.example", "evil.example:80@127.0.0.1", "2130706433") {
+				r := httptest.NewRequest(http.MethodGet, path, nil)
+				r.Host = host
+				w := httptest.NewRecorder()
+				m.server.Handler.ServeHTTP(w, r)
+				if !slices.Contains(own, host) {
+					require.Equal(t, http.StatusForbidden, w.Code, "%s of %s", path, host)
+					require.NotContains(t, w.Body.String(), "heliosctl_")
+					continue
+				}
+				require.Equal(t, http.StatusOK, w.Code, "%s of %s: %s", path, host, w.Body)
+				require.Equal(t, "frame-ancestors 'none'", w.Header().Get("Content-Security-Policy"))
+			}
+		}
+		require.NoError(t, m.server.Close())
+	}
 }
 
 // A run that trains tells so meanwhile, on a page, too, and there how it ended.
