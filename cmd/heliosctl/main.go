@@ -91,6 +91,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	defer stop(nil)
 	e := &env{ui: ui.New(stdout, stderr), machine: thisMachine(), ctx: ctx, verb: verb, args: args,
 		argv: argv, stderr: stderr}
+	e.ui.LogJSON = asksForLogJSON(args) // so that an error of the flags is in the format, too
 	e.ui.Closed = func() { stop(errOutputClosed) }
 	if err == nil {
 		err = few
@@ -128,6 +129,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	e.ui.Error(name, text, int(class))
 	return int(class)
+}
+
+// asksForLogJSON finds the format of the log in arguments of which some may be wrong.
+func asksForLogJSON(args []string) bool {
+	return strings.Contains(" "+strings.Join(args, " ")+" ", " --log-format json ") ||
+		slices.Contains(args, "--log-format=json")
 }
 
 // errorLine has the error of a verb.

@@ -178,7 +178,9 @@ func TestLogFormatJSON(t *testing.T) {
 	isolate(t)
 	ok(t, "generate", "--nodes", "300", "--dim", "8", "--classes", "3", "--out", "g")
 	for args, level := range map[string]string{"train g --epochs 1 --log-format json": "info",
-		"load none --log-format json": "error"} {
+		"load none --log-format json": "error", "none --log-format json": "error",
+		"train g --log-format=json --none":     "error",
+		"--log-format json train g --epochs x": "error"} {
 		lines := strings.Split(strings.TrimSpace(hc(t, strings.Fields(args)...).errOut), "\n")
 		var last map[string]any
 		for _, line := range lines {
