@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/csv"
+	"errors"
 	"io"
 	"slices"
 	"strconv"
@@ -45,6 +46,9 @@ func (a *namesArgs) SetOption(name, text string) (done bool, err error) {
 // parseNames reads a line of CSV.
 func parseNames(text string) ([]string, error) {
 	names, err := csv.NewReader(strings.NewReader(text)).Read()
+	if errors.Is(err, io.EOF) {
+		return nil, errs.New(errs.Usage, "{id} %q has no name; give names with commas between", text)
+	}
 	if err != nil {
 		return nil, errs.New(errs.Usage, "{id} %q is no line of CSV: %v", text, err)
 	}

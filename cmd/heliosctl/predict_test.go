@@ -243,6 +243,7 @@ func TestPredictTables(t *testing.T) {
 	for _, c := range [][]string{
 		{"--id", "node 3", "no node has this name"},
 		{"--id", `"node, 3`, "CSV"},
+		{"--id", "", "has no name"},
 		{"--id", `"node, 3"`, "--nodes", "3", "give one"},
 		{"--id", `"node, 3"`, "--split", "test", "--id and --split together"},
 	} {

@@ -63,7 +63,11 @@ func runReport(_ context.Context, e *env, a *reportArgs) (err error) {
 		}
 		all = append(all, s)
 	}
-	if err := out.Commit(htmlreport.Write(out, all, programVersion())); err != nil {
+	err = htmlreport.Write(out, all, programVersion())
+	if errs.ClassOf(err) == errs.Usage { // it lies in the results, not in the page's place
+		return err
+	}
+	if err := out.Commit(err); err != nil {
 		return err
 	}
 	e.ui.Printf("%s: %d files of results", a.out, len(all))

@@ -54,4 +54,9 @@ func TestReport(t *testing.T) {
 		fails(t, hc(t, strings.Fields(c.args)...), 2, "report", c.says)
 		require.NoFileExists(t, "x.html")
 	}
+	require.NoError(t, os.WriteFile("bad.jsonl", []byte(`{"event":"epoch","epoch":"x"}`), 0o600))
+	r = hc(t, "report", "--quiet", "--out", "x.html", "bad.jsonl")
+	fails(t, r, 2, "report", "bad.jsonl: an event")
+	require.NotContains(t, r.errOut, "free some space", "it is not the disk")
+	require.NoFileExists(t, "x.html")
 }
