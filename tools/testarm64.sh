@@ -43,5 +43,6 @@ for settings in '--mode inmem --model sage --label-smoothing 0.1 --norm batch' '
 done
 
 # Tests on the fake libcuda, which a C++ compiler makes for this processor, skip.
+# A test of a file that is cut while it is mapped can't pass: QEMU's SIGBUS does not say where it was.
 GOARCH=arm64 CXX=none go test -tags nocuda -vet=off -short -timeout 40m -exec qemu-aarch64-static \
-	./internal/simd ./internal/rowtype ./gnn ./graph ./cache ./dataset
+	-skip '^TestTruncatedBacking$' ./internal/simd ./internal/rowtype ./gnn ./graph ./cache ./dataset ./nvme/proxy

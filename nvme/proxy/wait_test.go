@@ -256,7 +256,8 @@ func TestGroup(t *testing.T) {
 	}
 	ram, err := rigs[1].bus.GroupCQs(refs[2:3])
 	require.NoError(t, err)
-	require.Error(t, ram.Rejoin(refs[0]), "a file among RAM")
+	needsRing := rigs[0].bus.Engine() == "io_uring" // which a group of RAM has not
+	require.Equal(t, needsRing, ram.Rejoin(refs[0]) != nil, "a file among RAM")
 	require.NoError(t, ram.Close())
 }
 
