@@ -820,9 +820,7 @@ func (l *servedLoader) tensors(b *sched.Loaded) []serve.Tensor {
 				into := pairs[edges+edge:]
 				for d := firstOf(b, h); d < k.NumDst; d++ {
 					n := k.Indptr[d+1] - k.Indptr[d]
-					for i := range into[:n] {
-						into[i] = d
-					}
+					repeat(into, n, d)
 					into = into[n:]
 				}
 				edge += int64(len(drawn))
@@ -890,6 +888,19 @@ func (l *servedLoader) rowsGoAsTheyAre() bool {
 		element = 2
 	}
 	return int64(l.t.RowBytes(int(l.dim))) == element*l.dim
+}
+
+// repeat puts v into the first n numbers of to, and perhaps into 7 behind them, whose turn comes
+// later: eight at a time take half as long as short runs one by one.
+func repeat(to []int64, n, v int64) {
+	for ; n > 0 && len(to) >= 8; n -= 8 {
+		t := (*[8]int64)(to)
+		t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7] = v, v, v, v, v, v, v, v
+		to = to[8:]
+	}
+	for i := range max(n, 0) {
+		to[i] = v
+	}
 }
 
 // widen copies numbers into larger ones.
