@@ -119,6 +119,12 @@ def _named(more: Any, name: str | None, kind: str) -> Values:
     return {of: np.asarray(v) for (of, n), (k, v) in more.items() if n == name and k == kind}
 
 
+def _runs(owner: Array) -> tuple[Array, Array]:
+    """Returns where the run of each owner begins in a sorted list of them, and how long it is."""
+    firsts = np.flatnonzero(np.diff(owner, prepend=-1))
+    return firsts, np.diff(firsts, append=len(owner))
+
+
 class _Walk:
     """The nodes and edges drawn so far for a batch, by type."""
 
@@ -178,18 +184,16 @@ class _Walk:
         every = np.arange(len(owner))
         if count < 0 or not len(owner):
             return every
-        begin = np.searchsorted(owner, owner)
-        size = np.searchsorted(owner, owner, side="right") - begin
+        firsts, sizes = _runs(owner)
         if self.s.replace:
-            firsts = np.flatnonzero(begin == every)
             draw = self.rng.random((len(firsts), count))
             if weight is None:
-                return (firsts[:, None] + (draw * size[firsts, None]).astype(np.int64)).reshape(-1)
+                return (firsts[:, None] + (draw * sizes[:, None]).astype(np.int64)).reshape(-1)
             total = np.cumsum(weight, dtype=np.float64)
             below = total[firsts] - weight[firsts]
-            span = total[firsts + size[firsts] - 1] - below
+            span = total[firsts + sizes - 1] - below
             at = np.searchsorted(total, below[:, None] + draw * span[:, None], side="right")
-            at = np.minimum(at, (firsts + size[firsts] - 1)[:, None])
+            at = np.minimum(at, (firsts + sizes - 1)[:, None])
             picked: Array = at[span > 0].reshape(-1)
             return picked
         if time is not None and self.s.temporal_strategy == "last":
@@ -199,9 +203,19 @@ class _Walk:
         if weight is not None and self.s.temporal_strategy == "uniform":
             with np.errstate(divide="ignore"):
                 key = -np.log(1 - key) / weight  # the least of these are a draw by weight
-        order = np.lexsort((key, owner))
-        taken = (every - begin < count) & (np.isfinite(key[order]) | (size <= count))
-        return np.sort(order[taken])
+        taken = np.repeat(sizes <= count, sizes)
+        may = ~taken
+        if weight is None and self.s.temporal_strategy == "uniform":
+            # The least keys of a long run are far below 1: no others need sorting.
+            low = key * np.repeat(sizes, sizes) < 2 * count + 16
+            enough = np.add.reduceat(low, firsts, dtype=np.int64) >= count
+            may &= low | np.repeat(~enough, sizes)
+        rest = np.flatnonzero(may)
+        order = rest[np.lexsort((key[rest], owner[rest]))]
+        firsts, sizes = _runs(owner[rest])
+        place = np.arange(len(rest)) - np.repeat(firsts, sizes)  # in its run, and so in order's
+        taken[order[(place < count) & np.isfinite(key[order])]] = True
+        return np.flatnonzero(taken)
 
     def _places(self, t: Any, ids: Array, of: Array) -> Array:
         """Returns the places of nodes in those of a type, to which it adds the new ones."""
