@@ -43,7 +43,8 @@ def save(
         edge_index: [2, edges], source and destination; or an adjacency matrix of SciPy, whose entry
             (i, j) is the edge from i to j.
         labels: of a typed graph the name of the type with the labels, where several types have y.
-            Of others [nodes], whole numbers; -1 (with ``unlabelled_ok=True``) has none. With
+            Of others [nodes], whole numbers, as which a column [nodes, 1] is kept, too; -1 (with
+            ``unlabelled_ok=True``) has none. With
             ``target="multi-label"`` [nodes, labels] of 0 and 1 (255: unknown), with
             ``target="regression"`` [nodes] or [nodes, columns] of numbers (NaN: none).
         splits: ``train``, ``val`` and ``test``: node numbers, or masks. Without, they are dealt.
