@@ -173,7 +173,7 @@ func digest(sources []*Source) (all []section, err error) {
 	if err = errors.Join(err, add(how, nil), add(tested, nil)); err != nil {
 		return nil, err
 	}
-	for _, s := range sources {
+	for _, s := range together(sources) {
 		switch {
 		case s.Verb == "train":
 		case s.Verb == "eval":

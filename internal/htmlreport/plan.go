@@ -62,6 +62,33 @@ func (p *planned) name() string {
 	return fmt.Sprintf("%s on %s, %g SSDs", p.Mode, p.Hardware, p.SSDs)
 }
 
+// together joins files of one plan each, of the same graph, so that figures compare their epochs.
+func together(sources []*Source) (out []*Source) {
+	into, there := map[string]*Source{}, map[string]bool{} // by graph; by graph and epoch
+	for _, s := range sources {
+		var all []planned
+		if s.Verb == verbPlan && !s.has("point") {
+			_ = each(s, "plan", func(p planned) { all = append(all, p) }) // plans says why not
+		}
+		if len(all) != 1 {
+			out = append(out, s)
+			continue
+		}
+		graph := all[0].Graph.Name
+		key := graph + " " + all[0].name()
+		if to := into[graph]; to != nil && !there[key] {
+			to.Name += ", " + s.Name
+			to.lines = append(slices.Clone(to.lines), s.lines...)
+		} else {
+			joined := *s
+			into[graph] = &joined
+			out = append(out, &joined)
+		}
+		there[key] = true
+	}
+	return out
+}
+
 // plans digests a plan, or a sweep of plans.
 func plans(s *Source) (out section, err error) {
 	out = section{Title: "Plan: " + s.Name, Note: "Modelled: no epoch was run."}
@@ -104,7 +131,11 @@ func plans(s *Source) (out section, err error) {
 			}
 		}
 		if h := p.Halving; h != nil {
-			out.halving(h.Doubled, h.Steps)
+			of := ""
+			if len(all) > 1 {
+				of = ": " + p.name()
+			}
+			out.halving(of, h.Doubled, h.Steps)
 		}
 	}
 	out.Figures = append(out.Figures, busy, from)
@@ -114,10 +145,10 @@ func plans(s *Source) (out section, err error) {
 
 // halving describes the gain from doubling each part of the machine, and the parts that halve the
 // epoch.
-func (out *section) halving(each, steps []doubled) {
-	f := figure{Kind: kindSpans, Title: "Twice as much of each",
+func (out *section) halving(of string, each, steps []doubled) {
+	f := figure{Kind: kindSpans, Title: "Twice as much of each" + of,
 		X: axis{Label: "times as fast"}}
-	t := table{Title: "Ways to halve the epoch", Head: []string{"doubled", "epoch s", "times as fast",
+	t := table{Title: "Ways to halve the epoch" + of, Head: []string{"doubled", "epoch s", "times as fast",
 		"limit then"}}
 	row := func(d doubled) []string {
 		name := ""

@@ -574,3 +574,24 @@ func (s *Source) keep(event string, v any) error {
 	}
 	return err
 }
+
+// Files of one plan each are compared where they are of one graph, and none stands in for another.
+func TestPlansTogether(t *testing.T) {
+	plan := func(name, graph, mode string) *Source {
+		s, err := Read(strings.NewReader(`{"event":"plan","mode":"`+mode+`","hardware":"h","ssd_count":2,`+
+			`"seconds":1,"graph":{"name":"`+graph+`"},"halving":{"doubled":[{"what":["ssds"],"gain":2}]}}`), name)
+		require.NoError(t, err)
+		return s
+	}
+	sources := []*Source{plan("a", "g", "helios"), plan("b", "g", "cpu"), plan("c", "other", "cpu"),
+		plan("d", "g", "cpu")}
+	sections, err := digest(sources)
+	require.NoError(t, err)
+	var titles []string
+	for _, s := range sections {
+		titles = append(titles, fmt.Sprint(s.Title, " ", len(s.Figures[0].Bars)))
+	}
+	require.Equal(t, []string{"Plan: a, b 2", "Plan: c 1", "Plan: d 1"}, titles)
+	require.Equal(t, "Twice as much of each: helios on h, 2 SSDs", sections[0].Figures[1].Title)
+	require.Equal(t, "a", sources[0].Name, "the list of files stays")
+}
