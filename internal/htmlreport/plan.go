@@ -68,7 +68,7 @@ func together(sources []*Source) (out []*Source) {
 	for _, s := range sources {
 		var all []planned
 		if s.Verb == verbPlan && !s.has("point") {
-			_ = each(s, "plan", func(p planned) { all = append(all, p) }) // plans says why not
+			_ = each(s, "plan", func(p planned) { all = append(all, p) }) // plans refuses what is wrong
 		}
 		if len(all) != 1 {
 			out = append(out, s)
