@@ -279,7 +279,8 @@ func TestUnitsOnCPU(t *testing.T) {
 			ram: rng.IntN(2) == 0, sms: 2}
 		co := CPUOptions{Depth: pick(1, 3, 64, 256), Threads: pick(0, 1, 3),
 			Engine: []string{"", "pread"}[rng.IntN(2)], CoalesceBytes: pick(-1, 0, 0, 1, 4096,
-				100_000, 1<<20)}
+				100_000, 1<<20),
+			Speed: Speed{1, float64(pick(0, 500, 10_000, 100_000)), true}}
 		n, sets := pick(1, 5, 31, 300, 900), pick(1, 3)
 		if o.rowBytes > 16384 {
 			n, o.rows = min(n, 64), min(o.rows, 100)
@@ -290,6 +291,10 @@ func TestUnitsOnCPU(t *testing.T) {
 				r := newRig(t, o)
 				rd := r.reader(NewCPU(r.dev, r.ssds, r.layout, co))
 				e := rd.(*hostReader)
+				if e.units.window != 0 {
+					require.EqualValues(t, max(r.layout.ReadBytes(),
+						co.Speed.reachBytes(r.layout.ReadBytes()))/o.lba, e.units.reach)
+				}
 				ctx := testCtx(t)
 				var commands, shared int64
 				var all []*testSet

@@ -29,6 +29,7 @@ type CPUOptions struct {
 	// CoalesceBytes bounds one read for rows on equal and close LBAs. 0: up to 128
 	// KiB, where it is expected to save reads; negative: a read for each row.
 	CoalesceBytes int
+	Speed         Speed // of the SSDs, as measured: how close is close
 }
 
 // StackCPU reads with the CPU, past the page cache.
@@ -39,7 +40,7 @@ var cpuStack = &Stack{
 	Open: func(dev cuda.Device, ssds []*SSD, l Layout, o StackOptions) (Reader, error) {
 		return NewCPU(dev, ssds, l, CPUOptions{
 			Threads: o.Workers, Depth: o.Depth, Engine: o.Engine, Timeout: o.Timeout,
-			Retries: o.Retries, CoalesceBytes: o.CoalesceBytes,
+			Retries: o.Retries, CoalesceBytes: o.CoalesceBytes, Speed: o.Speed,
 		})
 	},
 }
@@ -56,7 +57,7 @@ func NewCPU(dev cuda.Device, ssds []*SSD, l Layout, o CPUOptions) (Reader, error
 	}
 	r.share = o.CoalesceBytes
 	r.units, err = chooseUnits(l, max(l.ReadBytes(), maxHostRead), true, o.CoalesceBytes, o.Depth,
-		Speed{})
+		o.Speed)
 	if err == nil {
 		err = r.startWorkers(o, o.Depth*len(ssds))
 	}

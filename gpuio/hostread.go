@@ -638,18 +638,21 @@ func (r *hostReader) Close(ctx context.Context) error {
 	r.closed = true
 	r.more.Broadcast()
 	r.mu.Unlock()
-	ended := make(chan struct{})
+	ended := make(chan error, 1)
 	go func() {
 		r.workers.Wait()
-		close(ended)
+		ended <- errors.Join(r.copyS.Close(), r.closeFiles())
 	}()
 	select {
-	case <-ended:
+	case err := <-ended:
+		return err
 	case <-ctx.Done():
-		return fmt.Errorf("gpuio %s: close: reads are still in flight: %w", r.name, ctx.Err())
+		return fmt.Errorf("gpuio %s: close: %w: %w", r.name, errInFlight, ctx.Err())
 	}
-	return errors.Join(r.copyS.Close(), r.closeFiles())
 }
+
+// errInFlight is the cause where a reader is closed and its reads still write to their destination.
+var errInFlight = errors.New("reads are still in flight")
 
 // syncWorker reads units one at a time by read, which blocks.
 func (r *hostReader) syncWorker(read func(p *hostPending, u *hostUnit) error) {

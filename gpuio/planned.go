@@ -43,7 +43,6 @@ func NewPlanner(l Layout, o PlanOptions) (*Planner, error) {
 	}
 	if !stack.Queued {
 		limit = max(l.ReadBytes(), maxHostRead) // the CPU's reads are as long as it likes
-		a.Speed = Speed{}                       // and cost a processor's time
 	}
 	if p.e.unitRule, err = chooseUnits(l, limit, stack.Coalesces, a.CoalesceBytes,
 		a.Depth, a.Speed); err != nil {

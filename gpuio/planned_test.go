@@ -25,20 +25,21 @@ func TestPlannerAgreesWithTheStacks(t *testing.T) {
 			rng := rand.New(rand.NewPCG(uint64(i), 3))
 			r := newRig(t, rigOptions{rows: int64(1200 / max(c.rowBytes/4096, 1)),
 				rowBytes: c.rowBytes, ssds: c.ssds, lba: c.lba, ram: true, sms: 2})
+			speed := Speed{1, 1e5, true}
 			p, err := NewPlanner(r.layout, PlanOptions{Stack: c.stack, CoalesceBytes: c.coalesce,
-				MaxTransferBytes: r.ssds[0].Ctrl.MaxTransferBytes()})
+				MaxTransferBytes: r.ssds[0].Ctrl.MaxTransferBytes(), Speed: speed})
 			require.NoError(t, err)
 			var rd Reader
 			switch c.stack {
 			case "sync":
 				rd = r.reader(NewSync(r.dev, r.ssds, r.layout, AsyncOptions{}))
 			case "cpu":
-				rd = r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{}))
+				rd = r.reader(NewCPU(r.dev, r.ssds, r.layout, CPUOptions{Speed: speed}))
 			case "mmap":
 				rd = r.reader(NewMmap(r.dev, r.ssds, r.layout))
 			default:
 				rd = r.reader(NewAsync(r.dev, r.ssds, r.layout,
-					AsyncOptions{CoalesceBytes: c.coalesce}))
+					AsyncOptions{CoalesceBytes: c.coalesce, Speed: speed}))
 			}
 			for _, n := range []int{1, 40, 900} {
 				s := r.newSet(rng, min(n, 1+int(64<<20)/c.rowBytes/4), int64(c.rowBytes), 0)

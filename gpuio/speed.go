@@ -17,8 +17,8 @@ import (
 type Speed struct {
 	Commands float64 // a second, of one row each
 	Bytes    float64 // a second, in reads of measuredPiece
-	// OfFiles: they are software over files, which bears the costs of a command and of its bytes
-	// one after the other. Media and a link bear them side by side.
+	// OfFiles: they are files, or software over files, which bears the costs of a command and of
+	// its bytes one after the other. Media and a link bear them side by side.
 	OfFiles bool
 }
 
@@ -32,7 +32,7 @@ const maxReach = 4096
 // (3D XPoint), and where bytes fill a link. Of files it is as many bytes as take the time of a
 // command, in whole maxReach, so that most measurements of a machine give the same commands.
 func (s Speed) reachBytes(row int) int {
-	if !(s.Commands > 0 && s.Bytes > 0) {
+	if !(s.Commands > 0 && s.Bytes > 0) || row >= maxReach { // whole pages land without gaps
 		return maxReach
 	}
 	if s.OfFiles {
@@ -53,23 +53,26 @@ const (
 	measuredLimit  = 2 * time.Second // of all of it
 )
 
-// MeasureSpeed measures how fast SSDs read the rows of a layout through the async stack, where that
-// decides about commands; else it returns the zero value. It does so for SSDs that are hardware or
-// files, with nothing before them: faults that are injected are the run's own. A read that fails,
-// or reads that take too long, leave the speed unknown: the run meets the failure again, names it,
-// and recovers from it.
-func MeasureSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout,
-	o AsyncOptions) (Speed, error) {
-	if o.CoalesceBytes < 0 || l.ReadBytes() >= maxReach {
+// MeasureSpeed measures how fast the stack reads the rows of a layout, where that decides about
+// commands; else it returns the zero value. A stack whose kernels drive queues does so for SSDs
+// that are hardware or files, with nothing before them: faults that are injected are the run's own.
+// A read that fails, or reads that take too long, leave the speed unknown: the run meets the
+// failure again, names it, and recovers from it.
+func (st *Stack) MeasureSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout,
+	o StackOptions) (Speed, error) {
+	if !st.Coalesces || o.CoalesceBytes < 0 || l.ReadBytes() >= maxReach {
 		return Speed{}, nil
 	}
-	files := 0
+	files := !st.Queued
 	for _, d := range ssds {
+		if !st.Queued {
+			continue
+		}
 		if d.Ctrl == nil {
 			return Speed{}, nil
 		}
 		if overFile(d) {
-			files++
+			files = true
 		} else if _, hardware := d.Ctrl.Bus().(nvme.Preparer); !hardware {
 			return Speed{}, nil
 		}
@@ -78,7 +81,7 @@ func MeasureSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout,
 	o.Retries, o.Timeout = -1, 10*measuredLimit
 	limited, cancel := context.WithTimeout(ctx, measuredLimit)
 	defer cancel()
-	s, err := measureSpeed(limited, dev, ssds, l, o, files > 0)
+	s, err := st.measureSpeed(limited, dev, ssds, l, o, files)
 	if err != nil && ctx.Err() == nil {
 		return Speed{}, nil
 	}
@@ -91,8 +94,8 @@ func overFile(d *SSD) bool {
 	return ok && !b.Modelled() && inKernel([]*SSD{d})
 }
 
-func measureSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout, o AsyncOptions,
-	files bool) (s Speed, err error) {
+func (st *Stack) measureSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout,
+	o StackOptions, files bool) (s Speed, err error) {
 	pieces := l.LBAsOn(int(l.SSDs)-1) * int64(l.LBABytes) / measuredPiece
 	if pieces < measuredPieces { // so little data is read in no time
 		return Speed{}, nil
@@ -106,20 +109,20 @@ func measureSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout, o
 	if s.OfFiles = files; files {
 		part = measuredFiles
 	}
-	if s.Commands, err = readSpeed(ctx, dev, ssds, l, o, measuredRows/part); err != nil {
+	if s.Commands, err = st.readSpeed(ctx, dev, ssds, l, o, measuredRows/part); err != nil {
 		return Speed{}, err
 	}
-	if s.Bytes, err = readSpeed(ctx, dev, ssds, long, o, measuredPieces/part); err != nil {
+	if s.Bytes, err = st.readSpeed(ctx, dev, ssds, long, o, measuredPieces/part); err != nil {
 		return Speed{}, err
 	}
 	s.Bytes *= measuredPiece
 	return s, nil
 }
 
-// readSpeed returns how many rows a second a stack reads of n random ones of each SSD.
-func readSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout, o AsyncOptions,
-	n int) (rate float64, err error) {
-	rd, err := NewAsync(dev, ssds, l, o)
+// readSpeed returns how many rows a second the stack reads of n random ones of each SSD.
+func (st *Stack) readSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout,
+	o StackOptions, n int) (rate float64, err error) {
+	rd, err := st.Open(dev, ssds, l, o)
 	if err != nil {
 		return 0, err
 	}
@@ -128,9 +131,12 @@ func readSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout, o As
 	places := min(total, measuredPieces*measuredPiece/int(l.RowBytes))
 	list, lerr := dev.Alloc(cuda.MemPinned, int64(total)*12, "gpuio speed")
 	dst, derr := dev.Alloc(cuda.MemDevice, int64(places)*int64(l.RowBytes), "gpuio speed")
-	// After Close, which gives up at once what ctx has ended, no SSD writes to them any more.
+	// After Close, which gives up at once what ctx has ended, no SSD writes to them any more; the
+	// CPU's reads may.
 	defer func() {
-		err = errors.Join(err, rd.Close(ctx))
+		if err = errors.Join(err, rd.Close(ctx)); errors.Is(err, errInFlight) {
+			return
+		}
 		for _, b := range []cuda.Buffer{list, dst} {
 			if b != nil {
 				err = errors.Join(err, b.Free())

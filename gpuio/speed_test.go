@@ -40,7 +40,8 @@ func TestMeasureSpeed(t *testing.T) {
 		least, most int
 	}{{8e3, 8, 512, 2048}, {8e3, 100, 4096, 4096}} {
 		r := speedRig(t, c.iops, c.mbs, rigOptions{})
-		s, err := measureSpeed(testCtx(t), r.dev, r.ssds, r.layout, AsyncOptions{}, false)
+		s, err := asyncStack.measureSpeed(testCtx(t), r.dev, r.ssds, r.layout, StackOptions{},
+			false)
 		require.NoError(t, err)
 		require.InEpsilon(t, c.iops, s.Commands, 0.3)
 		require.InEpsilon(t, c.mbs*1e6, s.Bytes, 0.3)
@@ -67,8 +68,8 @@ func TestMeasureSpeed(t *testing.T) {
 			false},
 	} {
 		r := speedRig(t, 40e3, 400, c.rig)
-		s, err := MeasureSpeed(testCtx(t), r.dev, r.ssds, r.layout,
-			AsyncOptions{CoalesceBytes: c.coalesce})
+		s, err := asyncStack.MeasureSpeed(testCtx(t), r.dev, r.ssds, r.layout,
+			StackOptions{AsyncOptions: AsyncOptions{CoalesceBytes: c.coalesce}})
 		require.NoError(t, err, name)
 		require.Equal(t, c.known, s != Speed{}, name)
 	}
@@ -76,10 +77,14 @@ func TestMeasureSpeed(t *testing.T) {
 		require.Zero(t, n, f)
 	}
 	r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 40000})
-	for d, known := range map[int]bool{0: true, -1: false} {
-		s, err := MeasureSpeed(testCtx(t), r.dev, r.ssds, r.layout, AsyncOptions{CoalesceBytes: d})
-		require.NoError(t, err)
-		require.Equal(t, known, s.OfFiles && s.Commands > 0 && s.Bytes > 0, "files")
+	for _, stack := range allStacks {
+		for d, shares := range map[int]bool{0: true, -1: false} {
+			s, err := stack.MeasureSpeed(testCtx(t), r.dev, r.ssds, r.layout,
+				StackOptions{AsyncOptions: AsyncOptions{CoalesceBytes: d}})
+			require.NoError(t, err)
+			require.Equal(t, shares && stack.Coalesces, s.OfFiles && s.Commands > 0 && s.Bytes > 0,
+				"%s of files", stack.Name)
+		}
 	}
 }
 
@@ -88,8 +93,8 @@ func TestMeasureSilentSSD(t *testing.T) {
 	r := speedRig(t, 40e3, 400, rigOptions{faults: "lost(op=read)",
 		wrap: func(b nvme.Bus) nvme.Bus { return pciBus{b} }})
 	began := time.Now()
-	s, err := MeasureSpeed(testCtx(t), r.dev, r.ssds, r.layout,
-		AsyncOptions{Timeout: 100 * time.Millisecond})
+	s, err := asyncStack.MeasureSpeed(testCtx(t), r.dev, r.ssds, r.layout,
+		StackOptions{AsyncOptions: AsyncOptions{Timeout: 100 * time.Millisecond}})
 	require.NoError(t, err)
 	require.Zero(t, s)
 	require.Less(t, time.Since(began), 10*time.Second)

@@ -397,9 +397,7 @@ func (c *Config) options(ctx context.Context, l gpuio.Layout) (o gpuio.StackOpti
 		},
 		Workers: c.Threads, Engine: c.Engine,
 	}
-	if c.kind.Queued && c.kind.Coalesces {
-		o.Speed, err = gpuio.MeasureSpeed(ctx, c.Dev, c.SSDs, l, o.AsyncOptions)
-	}
+	o.Speed, err = c.kind.MeasureSpeed(ctx, c.Dev, c.SSDs, l, o)
 	return o, err
 }
 

@@ -66,7 +66,7 @@ func runVirtual(ctx context.Context, cfg Config) (Row, error) {
 	}
 	if v.plan, err = gpuio.NewPlanner(v.l, gpuio.PlanOptions{Stack: cfg.Stack,
 		CoalesceBytes: cfg.Coalesce, Depth: cfg.Depth,
-		Speed: m.Speed(int64(v.l.ReadBytes()))}); err != nil {
+		Speed: m.Speed(cfg.kind, int64(v.l.ReadBytes()))}); err != nil {
 		return row, err
 	}
 	sc := iosim.Config{Stack: cfg.Stack, Blocks: cfg.Blocks, Threads: cfg.PerBlock,

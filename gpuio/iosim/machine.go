@@ -171,10 +171,10 @@ func (m *Machine) BoundOf(i int, bytes int64) float64 {
 }
 
 // Speed is how fast the SSDs read together, in commands of so many bytes each and in long ones,
-// where kernels drive their queues. That of software controllers is taken as not known;
-// gpuio.MeasureSpeed measures those over files.
-func (m *Machine) Speed(bytes int64) gpuio.Speed {
-	if s := m.Profile.GPU.IO.Serve; s.StateWays+s.MemoryWays+s.NS > 0 {
+// where the stack's kernels drive their queues. That of files and software controllers is taken as
+// not known; gpuio.Stack.MeasureSpeed measures them.
+func (m *Machine) Speed(stack *gpuio.Stack, bytes int64) gpuio.Speed {
+	if s := m.Profile.GPU.IO.Serve; !stack.Queued || s.StateWays+s.MemoryWays+s.NS > 0 {
 		return gpuio.Speed{}
 	}
 	const long = 64 << 10

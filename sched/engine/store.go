@@ -88,9 +88,8 @@ func (s *Store) newReader(ctx context.Context, name string, l gpuio.Layout) (gpu
 	if s.Pages != nil {
 		o = s.Pages.Options(o)
 	}
-	if stack.Queued && stack.Coalesces && s.timed != l {
-		if s.speed, err = gpuio.MeasureSpeed(ctx, s.of.Device, ssds, l,
-			o.AsyncOptions); err != nil {
+	if s.timed != l {
+		if s.speed, err = stack.MeasureSpeed(ctx, s.of.Device, ssds, l, o); err != nil {
 			return nil, err
 		}
 		s.timed = l

@@ -252,7 +252,8 @@ func (v *Player) ChooseRows(ctx context.Context, b plan.TierSizes) (err error) {
 func (v *Player) OpenStack() (err error) {
 	c, l := v.Config, v.Layout
 	o := gpuio.PlanOptions{Stack: c.IOStack, CoalesceBytes: c.CoalesceBytes, Depth: c.QueueDepth,
-		MaxTransferBytes: modelledTransfer, Speed: v.Machine.Model.Speed(int64(l.ReadBytes()))}
+		MaxTransferBytes: modelledTransfer,
+		Speed:            v.Machine.Model.Speed(c.Stack(), int64(l.ReadBytes()))}
 	if v.Paged {
 		s := (&pages.Opened{Layout: l}).Options(gpuio.StackOptions{
 			AsyncOptions: gpuio.AsyncOptions{CoalesceBytes: o.CoalesceBytes, Depth: o.Depth}})
