@@ -79,10 +79,10 @@ func (w *loader) choosePlaces(rooms []room) ([]placed, error) {
 		return cmp.Compare(slices.Max(a)*b.stripes(), slices.Max(b)*a.stripes())
 	})
 	var lacks error
-	for _, s := range all {
+	for i, s := range all {
 		p, err := w.fit(rooms, s)
 		if err == nil {
-			w.tellSpread(rooms, s)
+			w.tellSpread(rooms, s, i < from)
 			return p, nil
 		}
 		if s.even() {
@@ -92,8 +92,8 @@ func (w *loader) choosePlaces(rooms []room) ([]placed, error) {
 	return nil, lacks
 }
 
-// tellSpread notes a spread that is not even.
-func (w *loader) tellSpread(rooms []room, s spread) {
+// tellSpread notes a spread that is not even; kept: the SSDs hold the dataset so.
+func (w *loader) tellSpread(rooms []room, s spread, kept bool) {
 	if s.even() {
 		return
 	}
@@ -101,8 +101,12 @@ func (w *loader) tellSpread(rooms []room, s spread) {
 	for i := range rooms {
 		parts = append(parts, fmt.Sprintf("%s %d", rooms[i].t.name, s[i]))
 	}
-	w.note("equal shares have no room, so of %d stripes, and parts of the reads, the SSDs take: %s",
-		s.stripes(), strings.Join(parts, ", "))
+	why := "equal shares have no room, so"
+	if kept {
+		why = "as before (a restart chooses anew),"
+	}
+	w.note("%s of %d stripes, and parts of the reads, the SSDs take: %s", why, s.stripes(),
+		strings.Join(parts, ", "))
 }
 
 // keptSpread returns the spread of the dataset on the SSDs now; nil: they do not hold all of it.
@@ -170,7 +174,7 @@ func (w *loader) shapeOf(n, stripe, lbaBytes int, lbas uint64) (l gpuio.Layout, 
 	return l, g, err
 }
 
-// fit finds room for a spread. A stripe stays where it was if it can; others take the first room.
+// fit finds room for a spread.
 func (w *loader) fit(rooms []room, s spread) (out []placed, err error) {
 	ssds := s.dealt()
 	lba := rooms[0].t.lbaBytes
@@ -194,9 +198,18 @@ func (w *loader) fit(rooms []room, s spread) (out []placed, err error) {
 	return out, nil
 }
 
-// fitOn finds room for stripes on an SSD, and slots for their superblocks.
+// fitOn finds room for stripes on an SSD, and slots for their superblocks. A stripe stays where it
+// was; others take the first room. Where stripes that stay leave too little of it, none does.
 func (w *loader) fitOn(r *room, mine []*placed) error {
 	r.settleSlots(w.l.SSDs, mine)
+	err := w.fitStripes(r, mine, true)
+	if err != nil && len(mine) > 1 {
+		err = w.fitStripes(r, mine, false)
+	}
+	return err
+}
+
+func (w *loader) fitStripes(r *room, mine []*placed, stay bool) error {
 	used, err := taken(r.others(), -1)
 	if err != nil {
 		return err
@@ -208,7 +221,7 @@ func (w *loader) fitOn(r *room, mine []*placed) error {
 				"ssd %s (serial %s) has superblocks for %d stripes, and no room for more; \"heliosctl unload\" frees what you name",
 				r.t.name, r.t.serial, maxDatasets)
 		}
-		if p.g, err = w.findRoom(p, used); err != nil {
+		if p.g, err = w.findRoom(p, used, stay); err != nil {
 			return err
 		}
 		used = append(used, p.own())
@@ -259,8 +272,8 @@ func (r *room) settleSlots(stripes int32, mine []*placed) {
 	}
 }
 
-// findRoom places one stripe beside what is used.
-func (w *loader) findRoom(p *placed, used []run) (g geometry, err error) {
+// findRoom places one stripe beside what is used; stay: where it was, if it can be.
+func (w *loader) findRoom(p *placed, used []run, stay bool) (g geometry, err error) {
 	t := p.t
 	n := int(w.l.SSDs)
 	_, whole, err := w.shapeOf(n, p.index, t.lbaBytes, t.lbas)
@@ -273,7 +286,7 @@ func (w *loader) findRoom(p *placed, used []run) (g geometry, err error) {
 	need := own.to - own.from
 	from, to := t.bounds()
 	start, free, ok := firstRoom(used, from, to, need)
-	if old := &p.c.sb[0]; p.c.err[0] == nil && isOurs(w.d, old) {
+	if old := &p.c.sb[0]; stay && p.c.err[0] == nil && isOurs(w.d, old) {
 		was := run{int64(old.DataLBA), int64(old.DataLBA) + need}
 		if was.to <= to && !slices.ContainsFunc(used, was.meets) {
 			start, ok = was.from, true

@@ -176,6 +176,30 @@ func TestUnevenPieces(t *testing.T) {
 	requireWhole(t, c, s...)
 }
 
+// TestUnevenPacks: stripes that have grown move where staying would leave them no room.
+func TestUnevenPacks(t *testing.T) {
+	first, old, more := small(t, 1400, 100, 1), grown(t, 6000, 100), grown(t, 9000, 100)
+	more.Meta.Source.Appended = []dataset.Addition{{UUID: old.UUID().String()}}
+	s := sized(512, 1700<<10, 3400<<10)
+	must(load(bg, first, targetsOf(s[1]), LoadOptions{}))
+	must(load(bg, small(t, 1150, 100, 2), targetsOf(s[0]), LoadOptions{}))
+	must(load(bg, old, targetsOf(s...), LoadOptions{}))
+	require.Equal(t, spread{1, 2}, spreadOf(t, old, s...))
+	requireWhole(t, old, s...)
+	for _, x := range targetsOf(s...) {
+		all, err := x.contents(bg)
+		require.NoError(t, err)
+		for _, h := range all {
+			if h.there() && h.sb.UUID != old.UUID() {
+				require.NoError(t, h.t.unload(bg, h.sb.UUID))
+			}
+		}
+	}
+	must(load(bg, more, targetsOf(s...), LoadOptions{}))
+	require.Equal(t, spread{1, 2}, spreadOf(t, more, s...))
+	requireWhole(t, more, s...)
+}
+
 // TestUnevenGrows: an import has added rows; the first stripe of each SSD keeps its chunks, the
 // second one moves, and no cut of the power does any harm.
 func TestUnevenGrows(t *testing.T) {
