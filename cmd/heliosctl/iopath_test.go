@@ -82,6 +82,33 @@ func TestOnSSDFailure(t *testing.T) {
 	require.Contains(t, text.out, "given up")
 }
 
+// Stripes of one SSD are healed by one reset, or given up together.
+func TestOnSSDFailureOfStripes(t *testing.T) {
+	isolate(t)
+	ok(t, "generate", "--kind", "sbm", "--nodes", "20000", "--avg-degree", "8", "--classes", "5",
+		"--dim", "48", "--seed", "3", "--out", "g")
+	for name, mib := range map[string]int64{"a.img": 14, "b.img": 4} {
+		require.NoError(t, os.WriteFile(name, nil, 0o600))
+		require.NoError(t, os.Truncate(name, mib<<20))
+	}
+	ok(t, "bind-ssds", "--proxy", "a.img,b.img")
+	require.Contains(t, ok(t, "load", "g"), "stripes on 2 SSDs")
+	args := trainArgs("--epochs", "1", "--read-timeout", "500ms", "--gpu-cache", "0",
+		"--cpu-cache", "0")
+	sha := last(t, ok(t, args...))["params_sha256"]
+	args = append(args, "--fault", "cfs(op=read,after=300,times=1)", "--on-ssd-failure")
+	healed := last(t, ok(t, append(args, "retry=2")...))
+	require.Equal(t, sha, healed["params_sha256"])
+	resets := 0.0
+	for _, s := range healed["io"].(map[string]any)["ssds"].([]any) {
+		resets += s.(map[string]any)["resets"].(float64)
+	}
+	require.Equal(t, 1.0, resets)
+	r := hc(t, append(args, "stop")...)
+	require.Equal(t, int(errs.Device), r.code)
+	require.Contains(t, r.errOut, "was given up")
+}
+
 // A bit that flips on its way from the SSD is caught and mended with --check-reads; the parameters
 // are those of a run without faults.
 func TestCheckReadsMends(t *testing.T) {
