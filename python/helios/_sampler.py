@@ -187,15 +187,17 @@ class _Walk:
         firsts, sizes = _runs(owner)
         if self.s.replace:
             draw = self.rng.random((len(firsts), count))
+            picked: Array
             if weight is None:
-                return (firsts[:, None] + (draw * sizes[:, None]).astype(np.int64)).reshape(-1)
+                picked = firsts[:, None] + (draw * sizes[:, None]).astype(np.int64)
+                return picked.reshape(-1)
             total = np.cumsum(weight, dtype=np.float64)
             below = total[firsts] - weight[firsts]
             span = total[firsts + sizes - 1] - below
             at = np.searchsorted(total, below[:, None] + draw * span[:, None], side="right")
             at = np.minimum(at, (firsts + sizes - 1)[:, None])
-            picked: Array = at[span > 0].reshape(-1)
-            return picked
+            picked = at[span > 0]
+            return picked.reshape(-1)
         if time is not None and self.s.temporal_strategy == "last":
             key = -time.astype(np.float64)
         else:
