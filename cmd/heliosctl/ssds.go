@@ -251,9 +251,19 @@ func (r *ssdReport) content(all []stripe.Content, free int64) {
 	if r.Content = "none"; len(all) == 0 {
 		return
 	}
-	var texts []string
+	var alike [][]string // the stripes of entries that differ in nothing else
+	var rests, texts []string
 	for i := range all {
-		texts = append(texts, r.dataset(&all[i].Superblock))
+		sb := &all[i].Superblock
+		rest := r.dataset(sb)
+		if n := len(rests); n == 0 || all[i-1].UUID != sb.UUID || rests[n-1] != rest {
+			alike, rests = append(alike, nil), append(rests, rest)
+		}
+		last := &alike[len(alike)-1]
+		*last = append(*last, strconv.Itoa(sb.StripeIndex))
+	}
+	for i, rest := range rests {
+		texts = append(texts, fmt.Sprintf(rest, strings.Join(alike[i], ", ")))
 	}
 	first := r.Datasets[0]
 	r.Dataset, r.DatasetUUID, r.Stripe, r.Stripes = first.Name, first.UUID, &first.Stripe,
@@ -263,14 +273,14 @@ func (r *ssdReport) content(all []stripe.Content, free int64) {
 	r.Content = strings.Join(texts, "; ") + "; " + units.FormatBytes(free) + " free"
 }
 
-// dataset fills in one dataset, and returns it in words.
+// dataset fills in one stripe, and returns it in words, with %s for its number.
 func (r *ssdReport) dataset(sb *stripe.Superblock) string {
 	d := heldLine{Name: sb.Name, UUID: sb.UUID.String(), Stripe: sb.StripeIndex,
 		Stripes: sb.StripeCount, RowDType: sb.RowType.String(), RowBytes: sb.RowBytes,
 		Bytes: sb.Bytes(), Loaded: sb.State == stripe.StateComplete}
 	r.Datasets = append(r.Datasets, d)
-	text := fmt.Sprintf("%s, stripe %d of %d, rows of %d B (%s)", d.Name, d.Stripe, d.Stripes,
-		d.RowBytes, d.RowDType)
+	text := fmt.Sprintf("%s, stripe %%s of %d, rows of %d B (%s)",
+		strings.ReplaceAll(d.Name, "%", "%%"), d.Stripes, d.RowBytes, d.RowDType)
 	if !d.Loaded {
 		text += ", load unfinished"
 	}

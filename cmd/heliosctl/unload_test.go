@@ -60,8 +60,7 @@ func TestTwoDatasetsOnOnePair(t *testing.T) {
 // reads it, with packed pages beside the rows, and trains what runs in memory train; kills of a
 // load do no harm; it is found in any order and unloaded.
 func TestUnevenSSDs(t *testing.T) {
-	t.Chdir(t.TempDir())
-	t.Setenv("HELIOS_STATE", "state")
+	isolate(t)
 	ok(t, "generate", "--nodes", "20000", "--classes", "4", "--dim", "48", "--seed", "9", "--out", "g")
 	ok(t, "generate", "--nodes", "3000", "--dim", "16", "--seed", "3", "--out", "h")
 	for name, mib := range map[string]int64{"a.img": 4, "b.img": 14} {
@@ -97,6 +96,7 @@ func TestUnevenSSDs(t *testing.T) {
 	fails(t, hc(t, "verify", "g", "--ssds", "ssd0"), 2, "verify", "is missing", "leaves out ssd1")
 	l := lines(t, ok(t, "ssds", "--json"))
 	require.Greater(t, len(l[1]["datasets"].([]any)), len(l[0]["datasets"].([]any)))
+	require.Regexp(t, `g, stripe \d, \d.* of \d, rows of 192 B \(float32\); `, l[1]["content"])
 	io := last(t, ok(t, "train", "g", "--mode", "helios", "--gpu-cache", "0", "--cpu-cache", "0",
 		"--epochs", "1", "--fanout", "5", "--hidden", "8", "--json", "--quiet"))["io"].(map[string]any)
 	ssds := io["ssds"].([]any)
