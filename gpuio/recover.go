@@ -307,8 +307,8 @@ func (e *async) states() ([]queueState, error) {
 }
 
 // quiesce waits until no kernel runs, on a device other than the host's: until then kernels change
-// what the host has a copy of. It also learns what time it is on the device. The caller has entered,
-// so that none is launched.
+// what the host has a copy of. It also learns what time it is on the device. The caller has
+// entered, so that none is launched.
 func (e *async) quiesce(ctx context.Context) error {
 	if e.onHost() {
 		return nil

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"helios/dataset/stripe"
 	"helios/gnn"
 	"helios/gpuio"
 	"helios/internal/errs"
@@ -42,7 +43,9 @@ func TestCheckReads(t *testing.T) {
 
 	f, err := os.OpenFile(s.paths[1], os.O_RDWR, 0)
 	require.NoError(t, err)
-	pos := int64(s.ssds[1].DataStart) * 512 // row 1
+	_, on, err := stripe.Attach(t.Context(), d, s.ssds)
+	require.NoError(t, err)
+	pos := int64(on[1].DataStart) * 512 // row 1
 	b := make([]byte, 512*tiny.nodes/2)
 	_, err = f.ReadAt(b, pos)
 	require.NoError(t, err)

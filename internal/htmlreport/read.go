@@ -113,7 +113,7 @@ func (s *Source) state() string {
 	case !s.Ended:
 		return "not ended" + strings.TrimSuffix(": "+s.Reason, ": ")
 	case s.plain && s.has("row"):
-		return "as far as it goes: --json marks no end"
+		return "as far as it goes: plain events mark no end"
 	}
 	return "whole"
 }

@@ -112,7 +112,7 @@ func TestPlainOutput(t *testing.T) {
 		require.False(t, read(t, "x", lines[0]).Ended, verb)
 		require.True(t, read(t, "x", lines[0], lines[1]).Whole, verb)
 	}
-	require.Contains(t, page(t, read(t, "io", ioLine("async", 1, 512, 1))), "--json marks no end")
+	require.Contains(t, page(t, read(t, "io", ioLine("async", 1, 512, 1))), "plain events mark no end")
 }
 
 // The results of eval have a matrix, curves and classes, as those of a test.
