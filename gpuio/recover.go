@@ -306,9 +306,8 @@ func (e *async) states() ([]queueState, error) {
 	return slices.Clone(unsafe.Slice(at[queueState](e.seenBuf.Ptr(), 0), e.queues())), nil
 }
 
-// quiesce waits until no kernel runs, on a device other than the host's: until then kernels change
-// what the host has a copy of. It also learns what time it is on the device. The caller has
-// entered, so that none is launched.
+// quiesce waits until no kernel runs on a GPU: a running kernel changes the state that the host
+// copies. It also reads the device's clock. The caller has entered, so no kernel is launched.
 func (e *async) quiesce(ctx context.Context) error {
 	if e.onHost() {
 		return nil

@@ -11,8 +11,8 @@ import (
 	"helios/nvme"
 )
 
-// Memory by rung: what SSDs and kernels share. Kernel state (queueState, command, setState) is none
-// of it: it is a twin on every rung. The host touches rings on p2p in two places only: it clears a
+// Memory by rung: what SSDs and kernels share. Kernel state (queueState, command, setState) is a
+// twin on every rung, so it is not here. The host touches rings on p2p in two places only: it clears a
 // completion ring before its queue is created, and proves.
 
 // side allocates what SSDs write to and read from.

@@ -45,8 +45,8 @@ func (s Speed) reachBytes(row int) int {
 	return int(min(2*s.Bytes/s.Commands-float64(row), maxReach))
 }
 
-// How speed is measured: two rounds of each kind of reads, of which the second counts; of files,
-// which others read too, four, of which the median of the last three does.
+// How speed is measured: each kind of reads runs in two rounds, and the second counts. Files, which
+// other programs read too, have four rounds, and the median of the last three counts.
 const (
 	measuredRows   = 4096 // of each SSD
 	measuredPieces = 128  // of each SSD

@@ -182,7 +182,7 @@ func TestMetricsOfDaemon(t *testing.T) {
 
 // The dashboard shows each metric that there is, and no other.
 func TestDashboardShowsMetrics(t *testing.T) {
-	// what is typed as a name, so that one on a path that no test takes counts, too
+	// names are read from the source, so a metric that no test exports counts, too
 	names := func(file, pattern string) map[string]bool {
 		b, err := os.ReadFile(file)
 		require.NoError(t, err)

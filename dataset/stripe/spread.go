@@ -12,11 +12,10 @@ import (
 	"helios/internal/units"
 )
 
-// Row r of a dataset is in stripe r mod n. With one stripe on each SSD all have as many reads,
-// which is fastest. Where SSDs lack the room for that, those with more of it take several stripes,
-// each with a superblock of its own, and as many parts of the reads. Of the spreads that fit, with
-// up to spreadOver stripes for each SSD, the one with the least on the busiest SSD is chosen, and
-// of these the one with the fewest stripes.
+// Row r of a dataset is in stripe r mod n. One stripe on each SSD is fastest, as all SSDs then have
+// as many reads. Where an SSD has no room for its stripe, larger SSDs take several, each with its
+// own superblock. A load tries up to spreadOver stripes for each SSD. It takes the spread whose
+// busiest SSD has the smallest share of the reads; where two are equal, the one of fewer stripes.
 const (
 	spreadOver  = 2
 	fewStripes  = 8   // are always allowed

@@ -117,15 +117,15 @@ func (r *Row) limitDepth(idle time.Duration, stripes int) {
 	}
 }
 
-// Stripe is what bounds the reads of one stripe, of several that have as many reads each.
+// Stripe has the bounds on the reads of one stripe. All stripes have as many reads.
 type Stripe struct {
 	Model *ssdmodel.Model // that its SSD plays; nil: none
 	Link  float64         // of its SSD, in bytes a second; 0: not known
 	On    int             // stripes that its SSD has
 }
 
-// Limit is the rate that SSDs that play models allow, for commands of so many bytes, and the links
-// of those that have one: the slowest stripe's, for all; 0 where one of them has none.
+// Limit sets the rates that modelled SSDs and their links allow, for commands of so many bytes. The
+// slowest stripe bounds all. A rate is 0 where a stripe has no model or no link.
 func (r *Row) Limit(stripes []Stripe, bytes int64) {
 	var idle time.Duration
 	ssds, links, models := math.Inf(1), math.Inf(1), true
