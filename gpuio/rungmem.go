@@ -12,8 +12,8 @@ import (
 )
 
 // Memory by rung: what SSDs and kernels share. Kernel state (queueState, command, setState) is a
-// twin on every rung, so it is not here. The host touches rings on p2p in two places only: it clears a
-// completion ring before its queue is created, and proves.
+// twin on every rung, so it is not here. The host touches rings on p2p in two places only: it
+// clears a completion ring before its queue is created, and proves.
 
 // side allocates what SSDs write to and read from.
 type side struct {
