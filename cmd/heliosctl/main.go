@@ -91,7 +91,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	defer stop(nil)
 	e := &env{ui: ui.New(stdout, stderr), machine: thisMachine(), ctx: ctx, verb: verb, args: args,
 		argv: argv, stderr: stderr}
-	e.ui.LogJSON = asksForLogJSON(args) // so that an error of the flags is in the format, too
+	e.ui.JSON, e.ui.LogJSON = asksForJSON(args) // so that errors of the flags are in it, too
 	e.ui.Closed = func() { stop(errOutputClosed) }
 	if err == nil {
 		err = few
@@ -131,10 +131,19 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return int(class)
 }
 
-// asksForLogJSON finds the format of the log in arguments of which some may be wrong.
-func asksForLogJSON(args []string) bool {
-	return strings.Contains(" "+strings.Join(args, " ")+" ", " --log-format json ") ||
-		slices.Contains(args, "--log-format=json")
+// asksForJSON finds in arguments, of which some may be wrong, whether results and the log are JSON.
+func asksForJSON(args []string) (results, log bool) {
+	for i, arg := range args {
+		switch before := args[max(i-1, 0)]; {
+		case arg == "--":
+			return results, log
+		case arg == "--json", arg == "--json=true":
+			results = true
+		case arg == "--log-format=json", arg == "json" && before == "--log-format":
+			log = true
+		}
+	}
+	return results, log
 }
 
 // errorLine has the error of a verb.

@@ -173,6 +173,22 @@ func readFile(t *testing.T, path string) string {
 	return string(b)
 }
 
+// With --json an error of the flags is the last line of standard output, too.
+func TestJSONError(t *testing.T) {
+	isolate(t)
+	for args, want := range map[string]string{"train g --json --none": "--none", "none --json": "none",
+		"--json=true load --ssds": "--ssds", "train --json none": "none"} {
+		o := hc(t, strings.Fields(args)...)
+		var last errorLine
+		lines := strings.Split(strings.TrimSpace(o.out), "\n")
+		require.NoError(t, json.Unmarshal([]byte(lines[len(lines)-1]), &last), args)
+		require.Equal(t, []int{2, 2}, []int{o.code, last.ExitCode}, args)
+		require.Contains(t, last.Error, want)
+	}
+	require.Empty(t, hc(t, "train", "g", "--none").out)
+	require.Empty(t, hc(t, "train", "--none", "--", "--json").out)
+}
+
 // With --log-format json each line of standard error is an object, the error's too.
 func TestLogFormatJSON(t *testing.T) {
 	isolate(t)
