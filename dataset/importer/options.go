@@ -68,10 +68,17 @@ func (o *Output) note(format string, args ...any) {
 	}
 }
 
+// usualShares are those of train and val where none are given; a dataset's source notes others under
+// shareKeys.
+var (
+	usualShares = [2]float64{0.6, 0.2}
+	shareKeys   = [2]string{"train-fraction", "val-fraction"}
+)
+
 func (o *Output) fill() error {
 	o.Name = cmp.Or(o.Name, filepath.Base(filepath.Clean(o.Out)))
 	if o.TrainFraction == 0 && o.ValFraction == 0 {
-		o.TrainFraction, o.ValFraction = 0.6, 0.2
+		o.TrainFraction, o.ValFraction = usualShares[0], usualShares[1]
 	}
 	if !(o.TrainFraction >= 0 && o.ValFraction >= 0 && o.TrainFraction+o.ValFraction <= 1) {
 		return errs.New(errs.Usage,

@@ -338,6 +338,11 @@ func (im *importer) noteDealt() {
 		how = "at random by seed"
 	}
 	im.m.Source.Options["split"] = "random"
+	if shares := [2]float64{im.o.TrainFraction, im.o.ValFraction}; shares != usualShares {
+		for i, key := range shareKeys {
+			im.m.Source.Options[key] = strconv.FormatFloat(shares[i], 'g', -1, 64)
+		}
+	}
 	im.o.note("%s: %d nodes are dealt to train, %d to val and %d to test, %s %d", why, im.m.Train,
 		im.m.Val, im.m.Test, how, im.o.Seed)
 }

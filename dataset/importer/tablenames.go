@@ -398,6 +398,9 @@ func (t *tableImport) countDangling(ctx context.Context, k int) error {
 	})
 }
 
+// danglingDropped counts them.
+const danglingDropped = "dangling-edges-dropped"
+
 // edgesPerPart is the number of edges of a part of endsOf.
 const edgesPerPart = 1 << 20
 
@@ -409,7 +412,7 @@ func (t *tableImport) edgesOf(i int) ([]edges.Source, error) {
 	}
 	if n := t.Dangling[i]; n > 0 {
 		t.o.note("%s: %d edges that name nodes that are not there are left out", t.edges[i].Files[0], n)
-		t.m.Source.Counts["dangling-edges-dropped"] += n
+		t.m.Source.Counts[danglingDropped] += n
 	}
 	s := t.endsOf(i)
 	if t.both {

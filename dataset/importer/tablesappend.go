@@ -249,6 +249,9 @@ func (t *tableImport) baseEdges(entry int) ([]edges.Source, error) {
 	return []edges.Source{s}, err
 }
 
+// droppedCounts are the counts of a source that add up over imports: those of edges left out.
+var droppedCounts = []string{"duplicate-edges", "self-loops-dropped", danglingDropped}
+
 // likeBase takes from the dataset what a first import was told.
 func (t *tableImport) likeBase(ctx context.Context) error {
 	m := &t.base.Meta
@@ -262,8 +265,41 @@ func (t *tableImport) likeBase(ctx context.Context) error {
 	t.m.Source.From = slices.Concat(m.Source.From, from)
 	t.m.Source.Appended = append(slices.Clone(m.Source.Appended),
 		dataset.Addition{UUID: m.UUID, Input: t.input})
-	_, err := dataset.VerifyFiles(ctx, t.base, t.o.Progress) // its arrays are read without the seal
+	for _, name := range droppedCounts {
+		if n := m.Source.Counts[name]; n > 0 {
+			t.m.Source.Counts[name] = n
+		}
+	}
+	if err := t.likeShares(o); err != nil {
+		return err
+	}
+	// Its arrays are read without the seal, and rows of a sealed dataset with it.
+	verify := dataset.VerifyFiles
+	if t.base.Sealed() {
+		verify = dataset.VerifyAllButRows
+	}
+	_, err := verify(ctx, t.base, t.o.Progress)
 	return err
+}
+
+// likeShares takes the shares of the splits that the dataset's nodes were dealt by; others are
+// refused.
+func (t *tableImport) likeShares(base map[string]string) error {
+	shares := []*float64{&t.o.TrainFraction, &t.o.ValFraction}
+	for i, key := range shareKeys {
+		was, err := strconv.ParseFloat(base[key], 64)
+		if err != nil { // none is noted: its tables had splits, or the shares are the usual ones
+			return nil
+		}
+		if x := *shares[i]; x != usualShares[i] && x != was {
+			return errs.New(errs.Usage, "%v %g beside {append}: nodes of %s were dealt by %g; leave it out",
+				errs.Key(key), x, t.opt.Out, was)
+		}
+		*shares[i] = was
+	}
+	t.o.note("new nodes without a split are dealt as the old ones were: %g to train, %g to val",
+		*shares[0], *shares[1])
+	return nil
 }
 
 // baseTask puts labels and splits of the nodes that are there before those of the new ones, which
@@ -319,11 +355,27 @@ func (t *tableImport) baseRows(i int) func(*featureWriter) error {
 		if t.base == nil {
 			return nil
 		}
-		a, err := npy.Open(t.base.Path(filepath.Join(t.base.Meta.Graph().NodeTypes[i].Dir,
-			dataset.FeaturesName)))
-		if err != nil {
-			return err
+		g, dim, first := t.base.Meta.Graph(), t.base.Meta.Dim, int64(0)
+		for _, x := range g.NodeTypes[:i] {
+			first += x.Nodes
 		}
-		return npy.Each(a, 0, func(_ int64, xs []float32) error { return w.put(xs) })
+		its := &g.NodeTypes[i]
+		each := max(int64(baseRowsBytes/4/dim), 1)
+		xs := make([]float32, each*int64(dim))
+		for v := int64(0); v < its.Nodes; v += each {
+			xs = xs[:min(each, its.Nodes-v)*int64(dim)]
+			if err := t.base.Rows(first+v, xs); err != nil {
+				return err
+			}
+			for row := range slices.Chunk(xs, dim) { // of a narrow type it ends in zeros
+				if err := w.put(row[:its.Dim]); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
 	}
 }
+
+// baseRowsBytes are read at a time.
+const baseRowsBytes = 1 << 20

@@ -2,8 +2,10 @@ package importer
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,6 +15,7 @@ import (
 	"helios/dataset/build"
 	"helios/dataset/seal"
 	"helios/internal/errs"
+	"helios/internal/options"
 	"helios/internal/testing/datasettest"
 )
 
@@ -290,4 +293,34 @@ func TestAppendSays(t *testing.T) {
 	require.NoError(t, importTables(e))
 	n.Out, n.Label = e.Out, "age"
 	require.ErrorContains(t, add(n, n.Nodes, "user,age\nx,0\n"), "have no labels, so there are no classes")
+}
+
+// TestAppendKeeps: new nodes are dealt by the shares of the old ones, and what was left out of the old
+// tables still counts. Damaged rows are found although they are read once.
+func TestAppendKeeps(t *testing.T) {
+	o := tableFiles(t, word, 300, 90)
+	o.TrainFraction, o.ValFraction, o.Dangling = 1, 0, "drop"
+	require.NoError(t, os.WriteFile(o.Edges, []byte("who,whom\nnobody,noone\n"), 0o600))
+	require.NoError(t, importTables(o))
+	require.NoError(t, os.WriteFile(o.Edges, []byte("who,whom\nnoone,nobody\n"), 0o600))
+	var rows strings.Builder
+	for i := range 100 {
+		fmt.Fprintf(&rows, "new%d,%d,red\n", i, i)
+	}
+	require.NoError(t, os.WriteFile(o.Nodes, []byte("user,age,group\n"+rows.String()), 0o600))
+	var usual TablesOptions
+	options.Defaults(&usual)
+	o.Append, o.TrainFraction = true, 0.5
+	require.ErrorContains(t, importTables(o), "option train-fraction 0.5 beside option append: nodes of")
+	o.TrainFraction, o.ValFraction = usual.TrainFraction, usual.ValFraction
+	file := filepath.Join(o.Out, dataset.FeaturesName)
+	whole, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(file, append(slices.Clone(whole[:len(whole)-1]), '?'), 0o600))
+	require.ErrorContains(t, importTables(o), "are not those that were sealed")
+	require.NoError(t, os.WriteFile(file, whole, 0o600))
+	require.NoError(t, importTables(o))
+	m := datasettest.Open(t, o.Out).Meta
+	require.EqualValues(t, []int64{400, 400}, []int64{m.Nodes, m.Train})
+	require.EqualValues(t, 2, m.Source.Counts[danglingDropped])
 }

@@ -81,7 +81,7 @@ func (im *importer) topology(ctx context.Context) (err error) {
 		"duplicate-edges-kept": c.Repeated, "self-loops-dropped": c.Self,
 		"self-loops-added": c.Added, "opposite-edges": c.Opposite} {
 		if n > 0 {
-			im.m.Source.Counts[name] = n
+			im.m.Source.Counts[name] += n
 		}
 	}
 	// Each edge gives at most two nodes neighbours.
