@@ -83,12 +83,15 @@ func (e *queueSet) queuesOf(ssd int) iter.Seq[int] {
 // queue is queue g's state, on a GPU in the host's copy.
 func (e *queueSet) queue(g int) *queueState { return at[queueState](e.queueBuf.host.Ptr(), g) }
 
+// ReadPairs is the number of an SSD's queue pairs that its stripes share: one is for Bulk.
+func ReadPairs(s *SSD) int { return max(s.Ctrl.MaxQueuePairs()-1, 1) }
+
 // pairLimit is the number of queue pairs of stripe i for a reader that asks for so many, or with 0
 // for what it needs. The stripes of one SSD share its queue pairs.
 func pairLimit(ssds []*SSD, i, asked int) int {
-	limit := ssds[i].Ctrl.MaxQueuePairs()
-	if asked == 0 && limit > 1 {
-		limit-- // leaves one for Bulk
+	limit := ReadPairs(ssds[i])
+	if asked != 0 {
+		limit = ssds[i].Ctrl.MaxQueuePairs()
 	}
 	return limit / StripesOn(ssds, ssds[i])
 }

@@ -191,7 +191,7 @@ func targetsOf(sims ...*simSSD) []*target {
 	for i, s := range sims {
 		ts = append(ts, &target{dev: s, ssd: &gpuio.SSD{}, name: fmt.Sprintf("sim%d", i),
 			serial:   fmt.Sprintf("SER%d", i),
-			lbaBytes: s.lba, lbas: uint64(len(s.durable) / s.lba)})
+			lbaBytes: s.lba, lbas: uint64(len(s.durable) / s.lba), pairs: mostStripes})
 	}
 	return ts
 }

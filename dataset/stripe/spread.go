@@ -128,7 +128,8 @@ func keptSpread(rooms []room) spread {
 	return s
 }
 
-// widest is the spread of n stripes that gives the busiest SSD the fewest; nil: there is no room.
+// widest is the spread of n stripes that gives the busiest SSD the fewest; nil: there is no room, or
+// an SSD has too few queue pairs.
 func (w *loader) widest(rooms []room, n int) spread {
 	_, g, err := w.shapeOf(n, 0, rooms[0].t.lbaBytes, maxStripe/uint64(rooms[0].t.lbaBytes))
 	if err != nil {
@@ -147,6 +148,7 @@ func (w *loader) widest(rooms []room, n int) spread {
 			fits[i] += max(r.from-from, 0) / (own.to - own.from)
 			from = max(from, r.to)
 		}
+		fits[i] = min(fits[i], int64(rooms[i].t.pairs))
 	}
 	for s.stripes() < n {
 		to := -1
@@ -278,7 +280,7 @@ func (w *loader) findRoom(p *placed, used []run, stay bool) (g geometry, err err
 	_, whole, err := w.shapeOf(n, p.index, t.lbaBytes, t.lbas)
 	if err != nil {
 		return g, errs.Errorf(
-			"ssd %s is too small for its share (stripe %d of %d): %w, and more, smaller stripes have no room either; bind larger SSDs or more of them, or leave small ones out with {ssds}",
+			"ssd %s is too small for its share (stripe %d of %d): %w, and more, smaller stripes have no room or queue pairs; bind larger SSDs or more of them, or leave small ones out with {ssds}",
 			t.name, p.index, n, err)
 	}
 	own := whole.own()

@@ -94,6 +94,25 @@ func TestChooseSpread(t *testing.T) {
 	}
 }
 
+// TestSpreadQueuePairs: no SSD takes more stripes than it has queue pairs for.
+func TestSpreadQueuePairs(t *testing.T) {
+	d := small(t, 6000, 100, 1)
+	for pairs, want := range map[int]spread{4: {3, 4}, 3: {2, 3}, 2: {1, 2}, 1: nil} {
+		s := sized(512, 1400<<10, 2400<<10)
+		ts := targetsOf(s...)
+		for _, x := range ts {
+			x.pairs = pairs
+		}
+		_, err := load(bg, d, ts, LoadOptions{})
+		if want == nil {
+			require.ErrorContains(t, err, "smaller stripes have no room or queue pairs")
+			continue
+		}
+		require.NoError(t, err)
+		require.Equal(t, want, spreadOf(t, d, s...))
+	}
+}
+
 // TestUneven: a dataset that lies unevenly is found in any order of the SSDs, missed where one of
 // them is, stays as it is when it is loaded again, has pages, and leaves room for others.
 func TestUneven(t *testing.T) {

@@ -661,6 +661,7 @@ type target struct {
 	serial   string
 	lbaBytes int
 	lbas     uint64
+	pairs    int // most stripes that can be read: each needs a queue pair
 }
 
 // bulkDepth commands of up to 256 KiB keep a fast SSD busy with sequential transfers.
@@ -686,7 +687,7 @@ func openTargets(ctx context.Context, ssds []*gpuio.SSD) ([]*target, error) {
 			name = s.Ctrl.Name()
 		}
 		ts = append(ts, &target{dev: b, ssd: s, name: name, serial: s.Ctrl.Serial(),
-			lbaBytes: ns.LBABytes, lbas: ns.Blocks})
+			lbaBytes: ns.LBABytes, lbas: ns.Blocks, pairs: gpuio.ReadPairs(s)})
 	}
 	return ts, nil
 }
