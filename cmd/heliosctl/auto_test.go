@@ -38,6 +38,9 @@ func TestTrainWithoutSSDs(t *testing.T) {
 		fails(t, hc(t, append(run, "--mode", mode)...), 3, "train", "no SSD is bound",
 			"bind-ssds --proxy FILE")
 	}
+	r := hc(t, append(run, "--check-reads")...)
+	require.Equal(t, 2, r.code)
+	require.Contains(t, r.errOut, "--check-reads: no SSD holds g, and blocks of features.npy are held against the seal")
 	ok(t, "bind-ssds", "--proxy", "a.img", "--size", "8MiB")
 	ok(t, "load", "g")
 	sums[last(t, ok(t, append(run, "--mode", "helios")...))["params_sha256"]] = true

@@ -63,11 +63,7 @@ func Find(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, o AttachOp
 		a.Layout, a.RowType = found[0].sb.layout(), found[0].sb.RowType
 		a.loads = found[0].sb.LoadID
 		a.Unchecked = withoutSums(d, found)
-		switch computed := found[0].sb.computed(); {
-		case computed && d.FeatureFunc() == nil:
-			a.Unchecked = "blocks of " + dataset.FeaturesName +
-				" are held against the seal when they are first read"
-		case computed: // nobody loads them
+		if found[0].sb.computed() && d.FeatureFunc() != nil { // nobody loads them
 			a.Unchecked = "the SSDs compute rows and checksums when they are read"
 		}
 		return nil

@@ -30,8 +30,8 @@ func RowSums(ctx context.Context, d *dataset.Dataset, ssds []*gpuio.SSD, dst []u
 
 // rowSums is RowSums with room of its own, where memory has some.
 func rowSums(ctx context.Context, d *dataset.Dataset, stripes []stripe) ([]uint32, error) {
-	if why := withoutSums(d, stripes); why != "" {
-		return nil, errs.New(errs.Device, "%s", why)
+	if err := needSums(d, stripes); err != nil {
+		return nil, err
 	}
 	if err := RoomForSums(stripes[0].sb.Rows); err != nil {
 		return nil, fmt.Errorf("%w; read without checking, or free memory", err)
@@ -41,8 +41,8 @@ func rowSums(ctx context.Context, d *dataset.Dataset, stripes []stripe) ([]uint3
 }
 
 func fillSums(ctx context.Context, d *dataset.Dataset, stripes []stripe, dst []uint32) error {
-	if why := withoutSums(d, stripes); why != "" {
-		return errs.New(errs.Device, "%s", why)
+	if err := needSums(d, stripes); err != nil {
+		return err
 	}
 	if sb := &stripes[0].sb; int64(len(dst)) != sb.Rows {
 		return errs.New(errs.Failed, "room for %d checksums of %d rows", len(dst), sb.Rows)
@@ -50,10 +50,27 @@ func fillSums(ctx context.Context, d *dataset.Dataset, stripes []stripe, dst []u
 	return eachTable(ctx, d, stripes, func(row int64, sum uint32, _ float32) { dst[row] = sum })
 }
 
-// withoutSums names a stripe without row checksums; "": all have some.
+// needSums refuses stripes without row checksums.
+func needSums(d *dataset.Dataset, stripes []stripe) error {
+	switch why := withoutSums(d, stripes); {
+	case why == "":
+		return nil
+	case stripes[0].sb.computed():
+		return errs.New(errs.Usage, "no SSD holds %s, and %s; leave it out", d.Dir(), why)
+	default:
+		return errs.New(errs.Device, "%s", why)
+	}
+}
+
+// withoutSums is the reason that rows have no checksums; "": all have one.
 func withoutSums(d *dataset.Dataset, stripes []stripe) string {
 	for _, s := range stripes {
-		if !s.sb.hasRowSums() {
+		switch {
+		case s.sb.hasRowSums():
+		case s.sb.computed():
+			return "blocks of " + dataset.FeaturesName +
+				" are held against the seal when they are first read"
+		default:
 			return fmt.Sprintf(
 				"ssd %s: stripe %d of %s has no row checksums; load it again with \"heliosctl load --dataset %s --row-checksums\"",
 				s.t.name, s.sb.StripeIndex, d.Dir(), d.Dir())

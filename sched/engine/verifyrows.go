@@ -60,7 +60,7 @@ func (v *RowVerifier) check(ctx context.Context, e *Engine, s *Slot) error {
 		nodes := hostmem.View[int64](raw)
 		if i := v.firstWrong(nodes, rows, e.RowBytes); i >= 0 {
 			return errs.New(errs.Device,
-				"batch %d: row %d of %d: %s; run \"heliosctl verify\", and with {check-reads} to see whether it came so from the SSD",
+				"batch %d: row %d of %d: %s; run \"heliosctl verify\", and with {check-reads} to see whether it was read so",
 				s.Index, first+i, n,
 				v.Wrong(nodes[i], rows[i*e.RowBytes:(i+1)*e.RowBytes]))
 		}
