@@ -76,7 +76,7 @@ func serveMetrics(option errs.Key, addr string, page *htmlreport.Live) (*metrics
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 		m.write(w)
 	})
-	m.server = &http.Server{Handler: ownPages(host, mux), ReadTimeout: metricsTimeout,
+	m.server = &http.Server{Handler: ownPages(option, host, mux), ReadTimeout: metricsTimeout,
 		WriteTimeout: metricsTimeout}
 	m.addr = l.Addr().String()
 	m.done = make(chan error, 1)
@@ -86,16 +86,16 @@ func serveMetrics(option errs.Key, addr string, page *htmlreport.Live) (*metrics
 
 // ownPages keeps pages of other sites out. A site can have its own name lead here, and would then
 // read what its browser reads; it can't do so with an address, nor with a name of this machine.
-// host is the one that a flag gave.
-func ownPages(host string, to http.Handler) http.Handler {
+// host is the one that an option gave.
+func ownPages(option errs.Key, host string, to http.Handler) http.Handler {
 	machine, _ := os.Hostname() // without one, the other names remain
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name := strings.Trim((&url.URL{Host: r.Host}).Hostname(), ".")
 		_, err := netip.ParseAddr(name)
 		if err != nil && !slices.ContainsFunc([]string{"localhost", host, machine},
 			func(own string) bool { return own != "" && strings.EqualFold(name, own) }) {
-			http.Error(w, fmt.Sprintf("%q is no name of this machine: ask for its address, or have heliosctl listen on that name",
-				name), http.StatusForbidden)
+			http.Error(w, fmt.Sprintf("%q is no name of this machine: ask for its address, or name it: --%s %s:PORT",
+				name, string(option), name), http.StatusForbidden)
 			return
 		}
 		w.Header().Set("X-Content-Type-Options", "nosniff")

@@ -96,6 +96,7 @@ func TestMetricsRefuseOtherSites(t *testing.T) {
 				if !slices.Contains(own, host) {
 					require.Equal(t, http.StatusForbidden, w.Code, "%s of %s", path, host)
 					require.NotContains(t, w.Body.String(), "heliosctl_")
+					require.Contains(t, w.Body.String(), "or name it: --serve ")
 					continue
 				}
 				require.Equal(t, http.StatusOK, w.Code, "%s of %s: %s", path, host, w.Body)
