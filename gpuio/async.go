@@ -110,7 +110,7 @@ type async struct {
 	host         *hostSide
 	handle       uint64
 	stateS       cuda.Stream // moves kernel state; nil on the host device
-	seen         sync.Mutex  // guards seenBuf
+	seen         sync.Mutex  // before mu: guards seenBuf and the host's histograms
 	seenBuf      cuda.Buffer // queueState[queues], for states
 
 	// The sets in flight: their memory, which kernels and the host share, and what their forms
@@ -717,17 +717,24 @@ func (e *async) setError(p *asyncPending, set *setState) error {
 	return errs.With(class, out)
 }
 
-// Stats implements Reader.
+// Stats implements Reader. Sets come and go while it copies.
 func (e *async) Stats() Stats {
+	e.seen.Lock() // so that Close keeps the memory
+	defer e.seen.Unlock()
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.queueBuf.host == nil {
+	open := e.queueBuf.host != nil
+	e.mu.Unlock()
+	if !open {
 		return e.final
 	}
-	return e.statsLocked()
+	queues, _ := e.copyStates() // of a lost device, as the host last saw them
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.statsOf(queues)
 }
 
-func (e *async) statsLocked() Stats {
+// statsOf returns the totals. Needs e.seen and e.mu.
+func (e *async) statsOf(queues []queueState) Stats {
 	st := Stats{
 		ReadStats: ReadStats{
 			Rows: e.rows.Load(), Timeouts: e.timeouts.Load(),
@@ -738,7 +745,6 @@ func (e *async) statsLocked() Stats {
 	if e.dma.why != nil {
 		st.NotInPlace = e.dma.why.Error()
 	}
-	queues, _ := e.states() // of a lost device, as the host last saw them
 	for s, d := range e.ssds {
 		per := SSDStats{Name: d.name()}
 		for i := range e.perSSD {
@@ -877,10 +883,13 @@ func (e *async) freeAll(ctx context.Context) (err error) {
 				e.giveBack(e.ssds[s], &e.stageBuf[s]))
 		}
 	}
+	e.seen.Lock()
+	defer e.seen.Unlock()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.queueBuf.host != nil {
-		e.final = e.statsLocked()
+		queues, _ := e.copyStates()
+		e.final = e.statsOf(queues)
 	}
 	if e.stateS != nil {
 		err = errors.Join(err, e.stateS.Close())

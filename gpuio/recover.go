@@ -289,13 +289,18 @@ func (e *async) move(by func(*twin, cuda.Stream, int64, int64) error) error {
 // states returns the queues' states as they are now, and has the host's histograms so. Kernels may
 // run.
 func (e *async) states() ([]queueState, error) {
+	e.seen.Lock()
+	defer e.seen.Unlock()
+	return e.copyStates()
+}
+
+// copyStates is states with e.seen held.
+func (e *async) copyStates() ([]queueState, error) {
 	live := unsafe.Slice(e.queue(0), e.queues())
 	if e.seenBuf == nil {
 		return live, nil
 	}
 	n := int64(e.queues() * queueStateBytes)
-	e.seen.Lock()
-	defer e.seen.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), copyTimeout)
 	defer cancel()
 	if err := errors.Join(e.stateS.Copy(e.seenBuf.Ptr(), e.queueBuf.dev.Ptr(), n),

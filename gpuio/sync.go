@@ -105,9 +105,10 @@ func (e *async) resumeSync(ctx context.Context, p *asyncPending) (again bool, er
 	if err := e.quiet(ctx, e.complS, p); err != nil {
 		return false, err
 	}
+	calm := e.calm() // no set is launched while one is sick
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.broken != nil || !e.calm() {
+	if e.broken != nil || !calm {
 		return false, nil
 	}
 	p.sick = false
