@@ -17,6 +17,10 @@ import (
 	"helios/nvme/proxy"
 )
 
+// patience bounds how long freeing memory waits for kernels, which are the CPU's on the shim: a
+// machine that stands still for the default of 10 s is no failure.
+const patience = 3 * time.Minute
+
 // openGPU opens the driver's device: the machine's GPU with HELIOS_GPU=1, else the CUDA kernels on
 // the CPU shim.
 func openGPU(t testing.TB) cuda.Device {
@@ -25,7 +29,7 @@ func openGPU(t testing.TB) cuda.Device {
 	if os.Getenv("HELIOS_GPU") != "1" {
 		lib = fakecuda.Build(t)
 	}
-	d, err := driver.Open(driver.Options{Library: lib})
+	d, err := driver.Open(driver.Options{Library: lib, CloseTimeout: patience})
 	require.NoError(t, err)
 	return d
 }
