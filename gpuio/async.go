@@ -136,6 +136,7 @@ type async struct {
 
 	// Recovery of the SSDs (recover.go).
 	rec         []ssdRecovery // by stripe: see recoveryOf
+	stops       atomic.Int64  // of all kernels, for the host to change what it shares (stopped)
 	life        context.Context
 	endLife     context.CancelFunc // ends recoveries
 	gate        chan struct{}      // see enter; nil on the host device
@@ -320,6 +321,7 @@ type asyncPending struct {
 	sick bool
 	// turn is held by who waits for or finishes the set.
 	turn     chan struct{}
+	ended    bool // its kernel has, and somebody has waited for that (chained)
 	finished bool
 	stats    ReadStats
 	err      error
@@ -592,12 +594,14 @@ func (p *asyncPending) complete(ctx context.Context) error {
 	}
 	e := p.e
 	for {
-		if err := e.complEv[p.slot].Synchronize(ctx); err != nil {
-			if ctx.Err() != nil {
-				return p.late(ctx.Err())
+		if !p.ended {
+			if err := e.complEv[p.slot].Synchronize(ctx); err != nil {
+				if ctx.Err() != nil {
+					return p.late(ctx.Err())
+				}
+				p.abandon(err)
+				return nil
 			}
-			p.abandon(err)
-			return nil
 		}
 		if !e.unfinished(p.slot) {
 			p.finish()
@@ -614,6 +618,37 @@ func (p *asyncPending) complete(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// chain has a stream wait for the kernel that may end the set; stops is for chained. false: it does
+// not, for it has ended, or somebody else waits for the set.
+func (p *asyncPending) chain(st cuda.Stream) (stops int64, ok bool) {
+	select {
+	case p.turn <- struct{}{}:
+	default:
+		return 0, false
+	}
+	defer func() { <-p.turn }()
+	e := p.e
+	if p.finished || p.ended {
+		return 0, false
+	}
+	stops = e.stops.Load()
+	return stops, st.Wait(e.complEv[p.slot]) == nil
+}
+
+// chained reports whether the set's last kernel had ended it before the stream of chain went on,
+// which it has: then Wait has no kernel to wait for. Otherwise Wait goes the usual way.
+func (p *asyncPending) chained(stops int64) bool {
+	select {
+	case p.turn <- struct{}{}:
+	default:
+		return false
+	}
+	defer func() { <-p.turn }()
+	// The host has the set as it was behind that kernel, but for a stop since.
+	p.ended = !p.finished && !p.e.unfinished(p.slot) && p.e.stops.Load() == stops
+	return p.ended
 }
 
 // abandon ends a set whose kernels failed. Its commands may still be in flight: its slot and its

@@ -69,6 +69,9 @@ func NewCheckedBy(dev cuda.Device, inner Reader, ssds []*SSD, l Layout, sums cud
 	c := &checked{dev: dev, inner: inner, ssds: ssds, layout: l, sums: sums,
 		turn: make(chan struct{}, 1),
 		live: map[*checkedPending]struct{}{}, busy: map[cuda.Buffer]int{}}
+	if e, ok := inner.(*async); ok {
+		c.chains = !e.onHost()
+	}
 	if err := c.open(); err != nil {
 		return nil, errors.Join(err, c.free())
 	}
@@ -127,8 +130,10 @@ type checked struct {
 	tables cuda.Buffer
 	result cuda.Buffer // one count, in the CPU's memory
 
-	turn   chan struct{} // to check a set: stream, result, got and broken
+	turn   chan struct{} // to check a set: stream, result, got, looks and broken
 	got    cuda.Buffer   // checksums of a set, grown as needed
+	looks  []*look       // all of them
+	chains bool          // checks may follow the kernels that read (WaitOnce)
 	broken error
 
 	mu     sync.Mutex
@@ -143,8 +148,7 @@ func (c *checked) open() (err error) {
 	if c.kernel, err = c.dev.Kernel("check_rows"); err != nil {
 		return err
 	}
-	if c.stream, err = c.dev.NewStream(cuda.StreamOptions{Name: c.inner.Name() +
-		" check"}); err != nil {
+	if err = c.openStream(); err != nil {
 		return err
 	}
 	put := func(b *cuda.Buffer, v []uint32, purpose string) error {
@@ -160,6 +164,12 @@ func (c *checked) open() (err error) {
 	return put(&c.result, nil, "gpuio check result")
 }
 
+func (c *checked) openStream() (err error) {
+	c.stream, err = c.dev.NewStream(cuda.StreamOptions{Name: c.inner.Name() + " check",
+		Untimed: true})
+	return err
+}
+
 // words are a buffer's 4-byte words; device memory is aligned.
 func words(b []byte) []uint32 {
 	return unsafe.Slice((*uint32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4)
@@ -171,6 +181,10 @@ func (c *checked) free() error {
 		err = c.stream.Close()
 		c.stream = nil
 	}
+	for _, l := range c.looks {
+		err = errors.Join(err, l.free())
+	}
+	c.looks = nil
 	return errors.Join(err, freeBuffers(&c.own, &c.tables, &c.result, &c.got))
 }
 
@@ -227,6 +241,8 @@ type checkedPending struct {
 	n     int64
 
 	turn     chan struct{} // to work on the set
+	look     *look         // a check that is enqueued behind the set's kernel
+	right    bool          // it was over, and found no wrong row
 	read     bool          // inner is done
 	again    *againSet     // rows being read again
 	finished bool
@@ -251,6 +267,7 @@ type wrongRow struct {
 
 // Wait implements Pending.
 func (p *checkedPending) Wait(ctx context.Context) (ReadStats, error) {
+	WaitOnce(ctx, nil, []Pending{p})
 	if err := p.complete(ctx); err != nil {
 		return ReadStats{}, err
 	}
@@ -274,6 +291,11 @@ func (p *checkedPending) complete(ctx context.Context) error {
 		if err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 			return err
 		}
+		// A kernel that is still to look at the rows has to end before they may go.
+		if lerr := c.leave(ctx, p, false); lerr != nil {
+			p.read = false
+			return lerr
+		}
 		p.read, p.stats = true, st
 		if err != nil || p.n == 0 {
 			p.finish(err)
@@ -282,6 +304,10 @@ func (p *checkedPending) complete(ctx context.Context) error {
 	}
 	c.hold(p.rs.Dst, 1)
 	defer c.hold(p.rs.Dst, -1)
+	if p.right {
+		p.finish(nil)
+		return nil
+	}
 	if p.again == nil {
 		rows, count, err := p.check(ctx, p.inner, &p.rs, p.n)
 		if err != nil {
@@ -409,10 +435,8 @@ func (p *checkedPending) check(ctx context.Context, set Pending, rs *ReadSet,
 			return rows, count, nil
 		}
 	}
-	select {
-	case c.turn <- struct{}{}:
-	case <-ctx.Done():
-		return nil, 0, ctx.Err()
+	if err := c.takeTurn(ctx); err != nil {
+		return nil, 0, err
 	}
 	defer func() { <-c.turn }()
 	start := time.Now()
@@ -432,33 +456,12 @@ func (c *checked) run(rs *ReadSet, n int64) (rows []wrongRow, count int64, err e
 	if c.broken != nil {
 		return nil, 0, c.broken
 	}
-	if c.got == nil || c.got.Size() < n*4 {
-		if err := freeBuffers(&c.got); err != nil {
-			return nil, 0, err
-		}
-		if c.got, err = c.dev.Alloc(cuda.MemDevice, n*4+n, "gpuio checksums of a set"); err != nil {
-			return nil, 0, err
-		}
+	if err := c.room(&c.got, n); err != nil {
+		return nil, 0, err
 	}
-	info := c.dev.Info()
-	cfg := cuda.LaunchConfig{Blocks: info.SMs, Threads: cuda.WarpSize}
-	if info.Backend != "host" {
-		cfg = cuda.LaunchConfig{Blocks: info.SMs * 4, Threads: 256}
-	}
-	bytes := n * int64(c.layout.RowBytes)
-	cfg.Blocks = int(max(min(int64(cfg.Blocks), (bytes+checkGrain-1)/checkGrain), 1))
-	first := rs.SSDOffset[0]
-	rowPtr, posPtr := rs.Rows+cuda.DevicePtr(first*8), rs.Pos+cuda.DevicePtr(first*4)
 	// The kernel adds to the CPU's memory where a row is wrong: that takes no fill and no copy.
 	words(c.result.Bytes())[0] = 0
-	if err := cuda.Launch(c.stream, c.kernel, cfg, checkParams{
-		Rows: rowPtr, Pos: posPtr, Sums: c.sums.Ptr(), Dst: rs.Dst.Ptr() +
-			cuda.DevicePtr(rs.DstOffset),
-		Got: c.got.Ptr(), Bad: c.result.Ptr(), Tables: c.tables.Ptr(), Count: n,
-		LayoutRows: c.layout.Rows,
-		DstLimit:   rs.extent(), DstStride: rs.DstStride,
-		RowBytes: uint32(c.layout.RowBytes), Lanes: checkLanes(int(c.layout.RowBytes)),
-	}); err != nil {
+	if err := c.launch(rs, n, c.got.Ptr(), c.result.Ptr()); err != nil {
 		return nil, 0, err
 	}
 	if err := c.settle(); err != nil {
@@ -467,8 +470,40 @@ func (c *checked) run(rs *ReadSet, n int64) (rows []wrongRow, count int64, err e
 	if count = int64(words(c.result.Bytes())[0]); count == 0 {
 		return nil, 0, nil
 	}
-	rows, err = c.which(rowPtr, posPtr, n, count)
+	first := rs.SSDOffset[0]
+	rows, err = c.which(rs.Rows+cuda.DevicePtr(first*8), rs.Pos+cuda.DevicePtr(first*4), n, count)
 	return rows, count, err
+}
+
+// room makes a buffer hold n checksums. No kernel uses it.
+func (c *checked) room(b *cuda.Buffer, n int64) (err error) {
+	if *b != nil && (*b).Size() >= n*4 {
+		return nil
+	}
+	if err = freeBuffers(b); err == nil {
+		*b, err = c.dev.Alloc(cuda.MemDevice, n*4+n, "gpuio checksums of a set")
+	}
+	return err
+}
+
+// launch enqueues check_rows over the n rows of a set.
+func (c *checked) launch(rs *ReadSet, n int64, got, bad cuda.DevicePtr) error {
+	info := c.dev.Info()
+	cfg := cuda.LaunchConfig{Blocks: info.SMs, Threads: cuda.WarpSize}
+	if info.Backend != "host" {
+		cfg = cuda.LaunchConfig{Blocks: info.SMs * 4, Threads: 256}
+	}
+	bytes := n * int64(c.layout.RowBytes)
+	cfg.Blocks = int(max(min(int64(cfg.Blocks), (bytes+checkGrain-1)/checkGrain), 1))
+	first := rs.SSDOffset[0]
+	return cuda.Launch(c.stream, c.kernel, cfg, checkParams{
+		Rows: rs.Rows + cuda.DevicePtr(first*8), Pos: rs.Pos + cuda.DevicePtr(first*4),
+		Sums: c.sums.Ptr(), Dst: rs.Dst.Ptr() + cuda.DevicePtr(rs.DstOffset),
+		Got: got, Bad: bad, Tables: c.tables.Ptr(), Count: n,
+		LayoutRows: c.layout.Rows,
+		DstLimit:   rs.extent(), DstStride: rs.DstStride,
+		RowBytes: uint32(c.layout.RowBytes), Lanes: checkLanes(int(c.layout.RowBytes)),
+	})
 }
 
 // settle waits for the stream. A kernel that does not end keeps its memory.
@@ -589,9 +624,7 @@ func (c *checked) Close(ctx context.Context) error {
 	// Sets that ctx has left end as inner says now, and are not checked any more.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
-	select {
-	case c.turn <- struct{}{}:
-	case <-ctx.Done():
+	if c.takeTurn(ctx) != nil {
 		return errors.Join(err,
 			errs.New(errs.Device,
 				"gpuio %s: a check did not end within %v; its memory is not freed", c.Name(),

@@ -254,6 +254,7 @@ func (e *async) stopped(ctx context.Context, fn func() error) error {
 	defer e.leave()
 	err := e.quiesce(ctx)
 	if err == nil {
+		e.stops.Add(1)
 		err = e.move((*twin).pull)
 	}
 	if err == nil {

@@ -228,3 +228,88 @@ func TestGPUDifferential(t *testing.T) {
 	t.Run("coalesce",
 		func(t *testing.T) { runCoalesceDiff(t, host, gpu, int(min(n/10, 300)), 20_000) })
 }
+
+// TestGPUWaitOnce: one wait brings several sets and what an event marks to their ends. What it
+// finds wrong, or cannot wait for, Wait tells as it does alone, and the sets behind it are well.
+func TestGPUWaitOnce(t *testing.T) {
+	onGPU(t)
+	r := newRig(t, rigOptions{ssds: 2, lba: 512, rowBytes: 512, rows: 600})
+	rd := r.checked(NewAsync(r.dev, r.ssds, r.layout, AsyncOptions{Depth: 32, CoalesceBytes: -1}))
+	rng, ctx := rand.New(rand.NewPCG(1, 2)), testCtx(t)
+	submit := func(n int, change func(s *testSet)) (all []*testSet, sets []Pending) {
+		for range n {
+			s := r.newSet(rng, 1+rng.IntN(200), 512, 0)
+			if change != nil {
+				change(s)
+			}
+			p, err := rd.Submit(ctx, s.rs)
+			require.NoError(t, err)
+			all, sets = append(all, s), append(sets, p)
+		}
+		return all, sets
+	}
+	well := func() {
+		all, sets := submit(3, nil)
+		require.True(t, WaitOnce(ctx, nil, sets))
+		for i, p := range sets {
+			_, err := p.Wait(ctx)
+			require.NoError(t, err)
+			all[i].check(nil)
+		}
+		freeSets(rd, all)
+	}
+
+	st, err := r.dev.NewStream(cuda.StreamOptions{Name: "beside"})
+	require.NoError(t, err)
+	after, err := r.dev.NewEvent()
+	require.NoError(t, err)
+	all, sets := submit(3, nil)
+	require.NoError(t, st.Fill(all[0].rowBuf.Ptr()+cuda.DevicePtr(8*len(all[0].ids)), 1, 8))
+	require.NoError(t, st.Record(after))
+	require.True(t, WaitOnce(ctx, after, sets))
+	require.True(t, after.Done())
+	require.EqualValues(t, 1, *at[byte](all[0].rowBuf.Ptr(), 8*len(all[0].ids)))
+	for i, p := range sets {
+		if c := p.(*checkedPending); c.inner.(*asyncPending).ended { // else its kernel met its limit
+			require.True(t, c.right)
+		}
+		_, err := p.Wait(ctx)
+		require.NoError(t, err)
+		all[i].check(nil)
+	}
+	freeSets(rd, all)
+
+	stopped, cancel := context.WithCancel(ctx)
+	cancel()
+	all, sets = submit(2, nil)
+	require.False(t, WaitOnce(stopped, nil, sets))
+	_, err = sets[0].Wait(stopped)
+	require.ErrorIs(t, err, context.Canceled)
+	for i, p := range sets {
+		_, err := p.Wait(ctx)
+		require.NoError(t, err)
+		all[i].check(nil)
+	}
+	freeSets(rd, all)
+
+	// Rows that there are not fail the kernel that checks, and the stream with it.
+	all, sets = submit(1, func(s *testSet) { *at[int64](s.rs.Rows, 0) = 600 })
+	WaitOnce(ctx, nil, sets)
+	_, err = sets[0].Wait(ctx)
+	require.ErrorContains(t, err, "row 600")
+	freeSets(rd, all)
+	well()
+
+	r.corrupt(7)
+	all, sets = submit(2, func(s *testSet) { *at[int64](s.rs.Rows, len(s.ids)-1) = 7 })
+	require.True(t, WaitOnce(ctx, nil, sets))
+	for _, p := range sets {
+		_, err = p.Wait(ctx)
+		require.ErrorContains(t, err, "row 7: nvme ssd1: LBA")
+		require.ErrorContains(t, err, "wrong data: CRC32C")
+	}
+	require.GreaterOrEqual(t, rd.Stats().Mismatch, int64(4), "each row, both times")
+	freeSets(rd, all)
+	require.NoError(t, after.Close())
+	require.NoError(t, st.Close())
+}

@@ -51,7 +51,8 @@ func (s *deviceHopper) begin(ctx context.Context, stream cuda.Stream, mb *MiniBa
 	if err := s.stageSeeds(stream, mb, seeds); err != nil {
 		return err
 	}
-	if err := s.own(stream, mb, int64(len(seeds))); err != nil {
+	if err := s.own(stream, mb, int64(len(seeds))); err != nil ||
+		s.dev.Info().Backend != "host" { // where hops look at the frontier themselves
 		return err
 	}
 	return stream.Synchronize(ctx)

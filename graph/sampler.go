@@ -41,7 +41,8 @@ const MostDependency = 1 << 20
 type hopper interface {
 	// prepare takes the buffers of a new mini-batch whose sizes do not depend on what is drawn.
 	prepare(mb *MiniBatch) error
-	// begin makes the frontier of mb the seeds. Epoch, Index, NumSeeds and HopEnd are set.
+	// begin makes the frontier of mb the seeds, in the stream's order. Epoch, Index, NumSeeds and
+	// HopEnd are set.
 	begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch, seeds []int64) error
 	// hop draws one hop: it fills mb.Blocks[hop], appends the new nodes to the frontier and their
 	// count to HopEnd, and returns when the counts are valid.
@@ -177,7 +178,7 @@ func (s *Sampler) batchKey(index int) [2]uint32 {
 
 // Begin starts a batch: the frontier is the seeds. Work of mb's previous batch must be done. A seed
 // that stands twice gets two rows, of which edges use the first. On return the seeds slice is free
-// to change. Samples are a function of (seed, epoch, index, hop, node); see SharedDraws. The seeds
+// to change; the frontier has them once the stream comes there. Samples are a function of (seed, epoch, index, hop, node); see SharedDraws. The seeds
 // of a typed graph count within Schema.Seeds.
 func (s *Sampler) Begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch, epoch, index int,
 	seeds []int64) error {

@@ -275,10 +275,12 @@ func (e *Engine) NewSlot() (s *Slot, err error) {
 		return nil, err
 	}
 	e.OnClose(s.Labels.Free)
-	if s.Ready, err = e.Device.NewEvent(); err != nil {
-		return nil, err
+	for _, to := range []*cuda.Event{&s.seeded, &s.Ready} {
+		if *to, err = e.Device.NewEvent(); err != nil {
+			return nil, err
+		}
+		e.OnClose((*to).Close)
 	}
-	e.OnClose(s.Ready.Close)
 	if e.Trace != nil {
 		if err := e.traceSlot(s); err != nil {
 			return nil, err

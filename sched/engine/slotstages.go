@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/sched/plan"
 	"helios/sched/report"
@@ -64,6 +65,10 @@ func (a *SlotStages) Complete(ctx context.Context, set *Set) error {
 	}
 	rd, end := e.ReadContext(ctx)
 	defer end()
+	if !s.waited {
+		s.waited = true
+		a.waitOnce(rd, s)
+	}
 	st, err := g.pending.Wait(rd)
 	if err != nil && rd.Err() != nil {
 		return errs.New(errs.Device, "batch %d: %d reads did not end within %v: %w",
@@ -85,6 +90,22 @@ func (a *SlotStages) Complete(ctx context.Context, set *Set) error {
 	e.Trace.span(report.TrackComplete, plan.OperatorName("C", g.Hop), g.submitted.Add(st.Submit),
 		st.Complete, p, s.Index, g.RowsSSD)
 	return nil
+}
+
+// waitOnce waits once for all reads of a batch, which are out, and for its gathers where those do
+// not wait for reads.
+func (a *SlotStages) waitOnce(rd context.Context, s *Slot) {
+	var sets []gpuio.Pending
+	for i := range s.Segments[:s.Used] {
+		if p := s.Segments[i].pending; p != nil {
+			sets = append(sets, p)
+		}
+	}
+	if s.gathered {
+		s.placed = gpuio.WaitOnce(rd, s.Ready, sets)
+	} else {
+		gpuio.WaitOnce(rd, nil, sets)
+	}
 }
 
 // Change implements Stages.

@@ -35,7 +35,11 @@ type Slot struct {
 	Labels   cuda.Buffer   // of prepare.Targets.Write, by the CPU
 	Segments []Segment     // one per hop and one for the seeds
 	Used     int           // segments of this batch
+	seeded   cuda.Event    // the frontier has the seeds
 	Ready    cuda.Event    // the gathers are done
+	gathered bool          // Ready is of this batch
+	waited   bool          // for the batch's reads, at once
+	placed   bool          // and for Ready
 
 	parts []Work    // by hop, from the sampling of their rows on
 	began time.Time // the operator of sampling; for the timeline
@@ -217,6 +221,7 @@ func (w operators) Begin(i int) (*Slot, error) {
 	}
 	e.Trace.credit(1)
 	s.Index, s.Seeds, s.Used = i, p.Order.Seeds(i), 0
+	s.gathered, s.waited, s.placed = false, false, false
 	if s.Own != nil {
 		s.Features = p.PlaceOf(i, s.Own)
 	}
@@ -240,6 +245,9 @@ func (w operators) Begin(i int) (*Slot, error) {
 	} else {
 		err = p.Sampler.Begin(op, e.Stream, s.Batch, p.Epoch,
 			prepare.DrawsOf(p.Epoch, p.Order.Index(i)), seeds)
+	}
+	if err == nil {
+		err = e.Stream.Record(s.seeded)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("batch %d: %w", i, err)
@@ -299,7 +307,13 @@ func (w operators) Lookup(s *Slot, h int) error {
 	if err := w.take(); err != nil {
 		return err
 	}
-	defer w.Engine.Turn.End()
+	e := w.Engine
+	defer e.Turn.End()
+	if h == 0 { // later hops are waited for
+		if err := e.LookupStream.Wait(s.seeded); err != nil {
+			return fmt.Errorf("batch %d: %w", s.Index, err)
+		}
+	}
 	return w.stages.Lookup(w.ctx, &s.parts[h])
 }
 
@@ -340,6 +354,7 @@ func (w operators) Gather(s *Slot, h int) error {
 	if err == nil && part.Last {
 		if err = w.stages.Change(s); err == nil {
 			err = e.GatherStream.Record(s.Ready)
+			s.gathered = true
 		}
 	}
 	if err != nil {
@@ -352,7 +367,10 @@ func (w operators) Gather(s *Slot, h int) error {
 func (w operators) Place(s *Slot) error {
 	op, cancel := w.Engine.OperatorContext(w.ctx)
 	defer cancel()
-	err := s.Ready.Synchronize(op)
+	err := error(nil)
+	if !s.placed {
+		err = s.Ready.Synchronize(op)
+	}
 	if err == nil {
 		err = w.stages.Placed(s)
 	}
