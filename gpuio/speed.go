@@ -55,72 +55,95 @@ const (
 	measuredLimit  = 2 * time.Second // of all of it
 )
 
-// MeasureSpeed measures how fast the stack reads the rows of a layout, where that decides about
-// commands; else it returns the zero value. A stack whose kernels drive queues does so for SSDs
-// that are hardware or files, with nothing before them: faults that are injected are the run's own.
-// A read that fails, or reads that take too long, leave the speed unknown: the run meets the
-// failure again, names it, and recovers from it.
-func (st *Stack) MeasureSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout,
-	o StackOptions) (Speed, error) {
-	if !st.Coalesces || o.CoalesceBytes < 0 || l.ReadBytes() >= maxReach {
-		return Speed{}, nil
-	}
-	files := !st.Queued
-	for _, d := range ssds {
-		if !st.Queued {
-			continue
-		}
-		if d.Ctrl == nil {
-			return Speed{}, nil
-		}
-		if overFile(d) {
-			files = true
-		} else if _, hardware := d.Ctrl.Bus().(nvme.Preparer); !hardware {
-			return Speed{}, nil
-		}
-	}
-	// Recovery is the run's: here it would cost time, and resets that are counted.
-	o.Retries, o.Timeout = -1, 10*measuredLimit
-	limited, cancel := context.WithTimeout(ctx, measuredLimit)
-	defer cancel()
-	s, err := st.measureSpeed(limited, dev, ssds, l, o, files)
-	if err != nil && ctx.Err() == nil {
-		return Speed{}, nil
-	}
-	return s, err
-}
+// SSDKind is what stands for SSDs.
+type SSDKind uint8
 
-// overFile reports whether an SSD is software over a file that takes what time it takes.
-func overFile(d *SSD) bool {
-	b, ok := d.Ctrl.Bus().(interface{ Modelled() bool })
-	return ok && !b.Modelled() && inKernel([]*SSD{d})
-}
+const (
+	Hardware SSDKind = iota
+	Files            // or software over files, which takes what time it takes
+	Played           // by software that plays a model
+)
 
-func (st *Stack) measureSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout,
-	o StackOptions, files bool) (s Speed, err error) {
+// SpeedBy returns how fast SSDs of a kind read the rows of a layout for the stack, where that
+// decides about commands; else the zero value. rate says how many rows of a layout a second,
+// measured or modelled. A stack whose kernels drive queues does without for SSDs that are played,
+// with nothing before them: faults that are injected are the run's own. One without reads files,
+// whatever stands before them.
+func (st *Stack) SpeedBy(l Layout, kind SSDKind, rate func(l Layout, files bool) (float64,
+	error)) (s Speed, err error) {
 	pieces := l.LBAsOn(int(l.SSDs)-1) * int64(l.LBABytes) / measuredPiece
-	if pieces < measuredPieces { // so little data is read in no time
+	if !st.Coalesces || st.Queued && kind == Played || l.ReadBytes() >= maxReach ||
+		pieces < measuredPieces { // so little data is read in no time
 		return Speed{}, nil
 	}
 	long, err := NewLayout(pieces*int64(l.SSDs), measuredPiece, int(l.SSDs), int(l.LBABytes))
 	if err != nil {
 		return Speed{}, err
 	}
-	o.CoalesceBytes = -1
-	part, rounds := 1, 2
-	if s.OfFiles = files; files {
-		part, rounds = measuredFiles, 4
-	}
-	if s.Commands, err = st.readSpeed(ctx, dev, ssds, l, o, measuredRows/part,
-		rounds); err != nil {
+	s.OfFiles = !st.Queued || kind == Files
+	if s.Commands, err = rate(l, s.OfFiles); err != nil {
 		return Speed{}, err
 	}
-	if s.Bytes, err = st.readSpeed(ctx, dev, ssds, long, o, measuredPieces/part,
-		rounds); err != nil {
+	if s.Bytes, err = rate(long, s.OfFiles); err != nil {
 		return Speed{}, err
 	}
 	s.Bytes *= measuredPiece
 	return s, nil
+}
+
+// MeasureSpeed is SpeedBy by measurements. A read that fails, or reads that take too long, leave
+// the speed unknown: the run meets the failure again, names it, and recovers from it.
+func (st *Stack) MeasureSpeed(ctx context.Context, dev cuda.Device, ssds []*SSD, l Layout,
+	o StackOptions) (Speed, error) {
+	if o.CoalesceBytes < 0 {
+		return Speed{}, nil
+	}
+	// Recovery is the run's: here it would cost time, and resets that are counted.
+	o.Retries, o.Timeout = -1, 10*measuredLimit
+	limited, cancel := context.WithTimeout(ctx, measuredLimit)
+	defer cancel()
+	s, err := st.SpeedBy(l, kindOf(ssds), st.rates(limited, dev, ssds, o))
+	if err != nil && ctx.Err() == nil {
+		return Speed{}, nil
+	}
+	return s, err
+}
+
+// rates measures for SpeedBy.
+func (st *Stack) rates(ctx context.Context, dev cuda.Device, ssds []*SSD,
+	o StackOptions) func(l Layout, files bool) (float64, error) {
+	o.CoalesceBytes = -1
+	return func(l Layout, files bool) (float64, error) {
+		n, rounds := measuredRows, 2
+		if l.RowBytes == measuredPiece {
+			n = measuredPieces
+		}
+		if files {
+			n, rounds = n/measuredFiles, 4
+		}
+		return st.readSpeed(ctx, dev, ssds, l, o, n, rounds)
+	}
+}
+
+// kindOf returns the kind of all; of several kinds, that of which least is known.
+func kindOf(ssds []*SSD) (kind SSDKind) {
+	for _, d := range ssds {
+		if d.Ctrl == nil {
+			return Played
+		}
+		if overFile(d) {
+			kind = Files
+		} else if _, hardware := d.Ctrl.Bus().(nvme.Preparer); !hardware {
+			return Played
+		}
+	}
+	return kind
+}
+
+// overFile reports whether an SSD is software over a file that takes what time it takes.
+func overFile(d *SSD) bool {
+	b, ok := d.Ctrl.Bus().(interface{ Modelled() bool })
+	return ok && !b.Modelled() && inKernel([]*SSD{d})
 }
 
 // readSpeed returns how many rows a second the stack reads of n random ones of each SSD, read in

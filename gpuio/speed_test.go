@@ -40,8 +40,8 @@ func TestMeasureSpeed(t *testing.T) {
 		least, most int
 	}{{8e3, 8, 512, 2048}, {8e3, 100, 4096, 4096}} {
 		r := speedRig(t, c.iops, c.mbs, rigOptions{})
-		s, err := asyncStack.measureSpeed(testCtx(t), r.dev, r.ssds, r.layout, StackOptions{},
-			false)
+		s, err := asyncStack.SpeedBy(r.layout, Hardware, asyncStack.rates(testCtx(t), r.dev, r.ssds,
+			StackOptions{}))
 		require.NoError(t, err)
 		require.InEpsilon(t, c.iops, s.Commands, 0.3)
 		require.InEpsilon(t, c.mbs*1e6, s.Bytes, 0.3)

@@ -64,9 +64,12 @@ func runVirtual(ctx context.Context, cfg Config) (Row, error) {
 	if v.l, err = virtualLayout(&cfg, m.Model()); err != nil {
 		return row, err
 	}
+	speed, err := m.Speed(cfg.kind, v.l)
+	if err != nil {
+		return row, err
+	}
 	if v.plan, err = gpuio.NewPlanner(v.l, gpuio.PlanOptions{Stack: cfg.Stack,
-		CoalesceBytes: cfg.Coalesce, Depth: cfg.Depth,
-		Speed: m.Speed(cfg.kind, int64(v.l.ReadBytes()))}); err != nil {
+		CoalesceBytes: cfg.Coalesce, Depth: cfg.Depth, Speed: speed}); err != nil {
 		return row, err
 	}
 	sc := iosim.Config{Stack: cfg.Stack, Blocks: cfg.Blocks, Threads: cfg.PerBlock,

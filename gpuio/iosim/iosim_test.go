@@ -543,3 +543,41 @@ func BenchmarkTwelveSSDs(b *testing.B) {
 	b.ReportMetric(float64(events)/b.Elapsed().Seconds()/1e6, "Mevents/s")
 	b.ReportMetric(float64(reads)/b.Elapsed().Seconds()/1e6, "Mreads/s")
 }
+
+// Rows 10 KiB apart share a command where files were measured whose commands cost much, as the
+// stacks find by themselves; where SSDs are hardware, or are played, two blocks of flash do not.
+func TestReachOfFiles(t *testing.T) {
+	measured, err := ssdmodel.Parse([]byte("name: m\nread: " + given + "write: " + given +
+		"flush: " + given))
+	require.NoError(t, err)
+	l, err := gpuio.NewLayout(100_000, 512, 1, 512)
+	require.NoError(t, err)
+	for _, c := range []struct {
+		profile, stack string
+		measured       bool
+		commands       int64
+	}{{"host", "async", true, 1}, {"host", "async", false, 2}, {"host", "cpu", true, 1},
+		{"host", "sync", true, 2}, {"a100-p5510x12", "async", false, 2}} {
+		p, err := hardware.Load(c.profile)
+		require.NoError(t, err)
+		if c.measured {
+			p.SSDs.Measured = measured
+		}
+		m, err := NewMachine(des.New(), p, 1)
+		require.NoError(t, err)
+		kind, err := gpuio.FindStack(c.stack)
+		require.NoError(t, err)
+		speed, err := m.Speed(kind, l)
+		require.NoError(t, err)
+		plan, err := gpuio.NewPlanner(l, gpuio.PlanOptions{Stack: c.stack, CoalesceBytes: 64 << 10,
+			Speed: speed})
+		require.NoError(t, err)
+		var took [1]gpuio.Planned
+		plan.Set([]int64{0, 20}, []int64{0, 2}, took[:])
+		require.Equal(t, c.commands, took[0].Commands, "%+v", c)
+	}
+}
+
+const given = "{latency: {quantiles: [{q: 1, us: 20}], source: given}, " +
+	"iops: {caps: [{bytes: 512, iops: 1e5}], source: given}, " +
+	"bandwidth: {mb_s: 2000, source: given}}\n"

@@ -170,15 +170,18 @@ func (m *Machine) BoundOf(i int, bytes int64) float64 {
 		l.RawGBs.Value*1e9/float64(l.WireBytes(bytes)))
 }
 
-// Speed is how fast the SSDs read together, in commands of so many bytes each and in long ones,
-// where the stack's kernels drive their queues. That of files and software controllers is taken as
-// not known; gpuio.Stack.MeasureSpeed measures them.
-func (m *Machine) Speed(stack *gpuio.Stack, bytes int64) gpuio.Speed {
-	if s := m.Profile.GPU.IO.Serve; !stack.Queued || s.StateWays+s.MemoryWays+s.NS > 0 {
-		return gpuio.Speed{}
+// Speed is how fast the SSDs read together (gpuio.Stack.SpeedBy), by their models. Those of a
+// machine that serves its SSDs play theirs, but where it was measured what the files do.
+func (m *Machine) Speed(stack *gpuio.Stack, l gpuio.Layout) (gpuio.Speed, error) {
+	kind := gpuio.Hardware
+	if s := m.Profile.GPU.IO.Serve; m.Profile.SSDs.Measured != nil {
+		kind = gpuio.Files
+	} else if s.StateWays+s.MemoryWays+s.NS > 0 {
+		kind = gpuio.Played
 	}
-	const long = 64 << 10
-	return gpuio.Speed{Commands: m.Bound(bytes), Bytes: m.Bound(long) * long}
+	return stack.SpeedBy(l, kind, func(l gpuio.Layout, _ bool) (float64, error) {
+		return m.Bound(int64(l.ReadBytes())), nil
+	})
 }
 
 // SSDBound is the most reads of so many bytes a second of one SSD: of the slowest, as each gets as

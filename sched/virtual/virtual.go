@@ -252,8 +252,10 @@ func (v *Player) ChooseRows(ctx context.Context, b plan.TierSizes) (err error) {
 func (v *Player) OpenStack() (err error) {
 	c, l := v.Config, v.Layout
 	o := gpuio.PlanOptions{Stack: c.IOStack, CoalesceBytes: c.CoalesceBytes, Depth: c.QueueDepth,
-		MaxTransferBytes: modelledTransfer,
-		Speed:            v.Machine.Model.Speed(c.Stack(), int64(l.ReadBytes()))}
+		MaxTransferBytes: modelledTransfer}
+	if o.Speed, err = v.Machine.Model.Speed(c.Stack(), l); err != nil {
+		return err
+	}
 	if v.Paged {
 		s := (&pages.Opened{Layout: l}).Options(gpuio.StackOptions{
 			AsyncOptions: gpuio.AsyncOptions{CoalesceBytes: o.CoalesceBytes, Depth: o.Depth}})
