@@ -93,6 +93,7 @@ type Meta struct {
 	Test       int64    `yaml:"test"`
 	Unlabelled int64    `yaml:"unlabelled,omitempty"`
 	ClassNames []string `yaml:"class_names,omitempty"`
+	LabelDims  int      `yaml:"label_dims,omitempty"` // as Task's
 	Source     Source   `yaml:"source"`
 	CreatedBy  string   `yaml:"created_by"`
 	Sealed     bool     `yaml:"sealed,omitempty"` // there is a manifest beside this file
@@ -217,6 +218,9 @@ func (m *Meta) decode(text []byte) error {
 	}
 	if m.Typed() {
 		return m.checkFeatureFn()
+	}
+	if m.LabelDims < 0 || m.LabelDims > 2 {
+		return fmt.Errorf("label_dims %d is neither 1 nor 2", m.LabelDims)
 	}
 	if m.Nodes < 1 || m.Edges < 0 || m.Dim < 1 || m.Dim > MaxDim || m.Classes < 0 {
 		return fmt.Errorf("impossible counts: nodes %d, edges %d, dim %d, classes %d", m.Nodes,

@@ -84,7 +84,10 @@ type Task struct {
 	Test       int64    `yaml:"test"`
 	Unlabelled int64    `yaml:"unlabelled,omitempty"`
 	ClassNames []string `yaml:"class_names,omitempty"` // of classes or columns
-	Dir        string   `yaml:"dir"`
+	// LabelDims is the number of dimensions that the labels came with, 1 or 2, where it is not that
+	// of labels.npy: [n, 1] for [n] or the other way round.
+	LabelDims int    `yaml:"label_dims,omitempty"`
+	Dir       string `yaml:"dir"`
 }
 
 // TaskNode is the kind of a task whose targets are those of nodes.
@@ -99,6 +102,17 @@ const (
 
 // Outputs is the number of figures that a model gives for a node.
 func (t *Task) Outputs() int { return max(t.Classes, t.Columns) }
+
+// Dims is the number of dimensions of the labels as clients get them: as they came.
+func (t *Task) Dims() int {
+	switch {
+	case t.LabelDims != 0:
+		return t.LabelDims
+	case t.Target == TargetClass:
+		return 1
+	}
+	return 2
+}
 
 // Split returns the number of nodes in a split.
 func (t *Task) Split(name string) (n int64, ok bool) {
@@ -139,7 +153,7 @@ func (m *Meta) Graph() Schema {
 		Relations: []Relation{{Src: "node", Name: "to", Dst: "node", Edges: m.Edges}},
 		Tasks: []Task{{Name: "class", Kind: TaskNode, Type: "node", Target: TargetClass,
 			Classes: m.Classes, Train: m.Train, Val: m.Val, Test: m.Test,
-			Unlabelled: m.Unlabelled, ClassNames: m.ClassNames}},
+			Unlabelled: m.Unlabelled, ClassNames: m.ClassNames, LabelDims: m.LabelDims}},
 	}
 }
 
@@ -345,7 +359,7 @@ func (s *Schema) TaskOf(name string) (int, error) {
 }
 
 // digest hashes the schema for the dataset's identity: all but the folders, the splits' sizes,
-// which follow from their files, and the names of classes.
+// which follow from their files, the names of classes, and the labels' dimensions.
 func (s *Schema) digest() []byte {
 	h := sha256.New()
 	for i := range s.NodeTypes {
@@ -534,6 +548,9 @@ func (t *Task) checkTarget() error {
 	default:
 		return fmt.Errorf("target %q is unknown; use %s, %s or %s", brief(t.Target), TargetClass,
 			TargetMultiLabel, TargetRegression)
+	}
+	if t.LabelDims < 0 || t.LabelDims > 2 || t.LabelDims == 1 && t.Columns > 1 {
+		return fmt.Errorf("label_dims %d of %d columns: 2, or 1 of one column", t.LabelDims, t.Columns)
 	}
 	if len(t.ClassNames) > t.Outputs() {
 		return fmt.Errorf("%d class_names for %d classes or columns", len(t.ClassNames), t.Outputs())

@@ -138,6 +138,8 @@ func TestSchemaHostile(t *testing.T) {
 		{"columns: 3", "columns: 0", "multi-label needs 1 to"},
 		{"columns: 1", "columns: 1, classes: 1", "regression needs 1 to"},
 		{"classes: 4", "classes: 4, class_names: [a, b, c, d, e]", "5 class_names for 4"},
+		{"classes: 4", "classes: 4, label_dims: 3", "label_dims 3 of 0 columns"},
+		{"columns: 3", "columns: 3, label_dims: 1", "label_dims 1 of 3 columns"},
 		{"train: 60", "train: 101", "train 101 is outside 0..100"},
 		{"train: 60", "train: -1", "train -1 is outside"},
 		{"train: 60", "train: 61", "are 101 nodes together, paper has 100"},

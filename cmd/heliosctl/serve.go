@@ -540,6 +540,7 @@ func (d *servedDataset) Info() serve.DatasetInfo {
 		Splits: map[string]int64{"train": m.Train, "val": m.Val, "test": m.Test}}
 	g := m.Graph()
 	task := g.Tasks[0].Dir
+	info.LabelDims = g.Tasks[0].Dims()
 	info.Arrays = map[string]string{"labels": path.Join(task, dataset.LabelsName)}
 	for _, name := range dataset.Splits {
 		info.Arrays[name] = path.Join(task, name+".npy")
@@ -646,6 +647,7 @@ func (d *servedDataset) Loader(ctx context.Context, q serve.LoaderRequest) (_ se
 	}
 	l.closers = append(l.closers, l.l.Close)
 	l.dim, l.blocks = int64(in.Dataset.Meta.Dim), !q.NoBlocks
+	l.labelDims = in.Dataset.Meta.Graph().Tasks[0].Dims()
 	l.schema = prepare.SchemaOf(&in.Dataset.Meta)
 	if l.t, err = rowtype.Parse(l.l.RowType()); err != nil || q.Device == "" || q.Device == "cpu" {
 		return l, err
@@ -707,14 +709,16 @@ func (d *servedDataset) openInputs(ctx context.Context, l *servedLoader, in *pre
 
 // servedLoader is a loader of a client.
 type servedLoader struct {
-	l       *sched.Loader
-	dim     int64
-	blocks  bool
-	schema  *graph.Schema // nil: one type, one relation
-	places  []int64       // of typed mini-batches
-	t       rowtype.Type
-	gpu     *gpuRings // nil: batches go to the CPU
-	closers []func() error
+	l      *sched.Loader
+	dim    int64
+	blocks bool
+	schema *graph.Schema // nil: one type, one relation
+	places []int64       // of typed mini-batches
+	// labelDims is the number of dimensions of y.
+	labelDims int
+	t         rowtype.Type
+	gpu       *gpuRings // nil: batches go to the CPU
+	closers   []func() error
 }
 
 // Close ends the loader and what was opened for it.
@@ -786,7 +790,7 @@ func hopEdges(b *sched.Loaded) []int64 {
 // tensors are those of docs/reference/protocol.md.
 func (l *servedLoader) tensors(b *sched.Loaded) []serve.Tensor {
 	rows := int64(len(b.Nodes))
-	all := []serve.Tensor{l.rows(b, rows), serve.Of("n_id", "int64", b.Nodes), targets(b)}
+	all := []serve.Tensor{l.rows(b, rows), serve.Of("n_id", "int64", b.Nodes), l.targets(b)}
 	edges := int64(0) // that edge_index has
 	for _, n := range hopEdges(b) {
 		edges += n
@@ -829,15 +833,16 @@ func (l *servedLoader) tensors(b *sched.Loaded) []serve.Tensor {
 }
 
 // targets are those of the seeds, or of all nodes.
-func targets(b *sched.Loaded) serve.Tensor {
-	if b.Targets != nil {
-		y := serve.Of("y", "float32", b.Targets)
-		y.Shape = []int64{int64(len(b.Targets) / b.Columns), int64(b.Columns)}
-		return y
-	}
-	n := int64(len(b.Labels))
-	return serve.Tensor{Name: "y", DType: "int64", Shape: []int64{n}, Bytes: n * 8,
+func (l *servedLoader) targets(b *sched.Loaded) serve.Tensor {
+	n, columns := int64(len(b.Labels)), int64(1)
+	y := serve.Tensor{Name: "y", DType: "int64", Bytes: n * 8,
 		Put: func(to []byte) { widen(hostmem.View[int64](to), b.Labels) }}
+	if b.Targets != nil {
+		y, columns = serve.Of("y", "float32", b.Targets), int64(b.Columns)
+		n = int64(len(b.Targets)) / columns
+	}
+	y.Shape = []int64{n, columns}[:l.labelDims]
+	return y
 }
 
 // rows are the features: numbers as the SSDs have them, without the padding of a row; float32 where

@@ -46,7 +46,7 @@ func (l *servedLoader) fillTyped(to *serve.Batch, b *sched.Loaded) {
 		}
 		to.Tensors = append(to.Tensors, l.typedRows(b, t, n), l.typedNumbers(b, t, n))
 	}
-	to.Tensors = append(to.Tensors, targets(b))
+	to.Tensors = append(to.Tensors, l.targets(b))
 	if b.Positions != nil {
 		to.Tensors = append(to.Tensors, serve.Of("input_id", "int64", b.Positions))
 	}

@@ -152,6 +152,7 @@ func TestImportOGB(t *testing.T) {
 	require.Equal(t, goodView, v)
 	m := datasettest.Open(t, out).Meta
 	require.Equal(t, "ogb", m.Source.Kind)
+	require.Equal(t, 2, m.LabelDims, "OGB's library gives a column")
 	require.Equal(t, []string{"ogbn_arxiv"}, m.Source.From)
 	require.Equal(t, "time", m.Source.Options["split"])
 	require.Empty(t, m.Source.Options["add-inverse-edge"])

@@ -39,6 +39,9 @@ func (im *importer) labelArray(a *npy.Array) ([]int32, error) {
 			"%s: labels have shape %s, must be (nodes,) or (nodes, 1); {target} multi-label or regression takes several columns",
 			a.Name, a.Header.ShapeString())
 	}
+	if len(sh) == 2 {
+		im.m.LabelDims = 2
+	}
 	if err := im.needMemory(a.Name+": a label for each node", sh[0], 4); err != nil {
 		return nil, err
 	}

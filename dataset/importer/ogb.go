@@ -105,6 +105,9 @@ func (im *ogbImport) ogbText(ctx context.Context, raw string) error {
 	if p.labels, err = im.labelFile(ctx, p.labelFile); err != nil {
 		return err
 	}
+	if o.Labels == "" && im.plain() {
+		im.m.LabelDims = 2 // as OGB's library gives them
+	}
 	if p.splits, err = im.splitsOr(ctx, im.ogbSplits); err != nil {
 		return err
 	}

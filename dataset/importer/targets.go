@@ -95,6 +95,8 @@ func (im *importer) targetArray(a *npy.Array) (has []int32, err error) {
 	columns := int64(1)
 	if len(sh) == 2 {
 		columns = sh[1]
+	} else {
+		im.m.LabelDims = 1
 	}
 	t := im.newTargets(columns)
 	size := int64(4)

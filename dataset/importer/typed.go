@@ -329,7 +329,7 @@ func (im *typedImport) writeTask() (dataset.Task, error) {
 	m := &im.m
 	task := dataset.Task{Name: t.name, Kind: dataset.TaskNode, Type: t.nodeType,
 		Target: dataset.TargetClass, Classes: max(m.Classes, 1), Train: m.Train, Val: m.Val,
-		Test: m.Test, Unlabelled: m.Unlabelled, ClassNames: m.ClassNames}
+		Test: m.Test, Unlabelled: m.Unlabelled, ClassNames: m.ClassNames, LabelDims: m.LabelDims}
 	if !im.plain() {
 		task.Target, task.Classes, task.Columns = im.o.Target, 0, int(im.targets.columns)
 	}

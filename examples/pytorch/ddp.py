@@ -51,7 +51,7 @@ def loss_of(model: torch.nn.Module, part: helios.Part, features: int, device: to
     batch = part.batch.to(device)
     torch.manual_seed(batch.index)  # the same dropout in whichever process
     out = model(batch.x.float(), batch.edge_index)[: batch.batch_size]
-    return F.cross_entropy(out, batch.y[: batch.batch_size])
+    return F.cross_entropy(out, batch.y[: batch.batch_size].flatten())
 
 
 def sum_of(total: torch.Tensor) -> torch.Tensor:

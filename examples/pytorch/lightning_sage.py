@@ -54,7 +54,7 @@ class Model(lightning.LightningModule):
 
     def step(self, batch, name: str) -> torch.Tensor:
         n = batch.batch_size
-        out, y = self.net(batch.x.float(), batch.edge_index)[:n], batch.y[:n]
+        out, y = self.net(batch.x.float(), batch.edge_index)[:n], batch.y[:n].flatten()
         self.log(name, (out.argmax(1) == y).float().mean(), batch_size=n)
         return cross_entropy(out, y)
 

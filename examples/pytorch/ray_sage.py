@@ -32,7 +32,7 @@ def train(config: dict) -> None:
             right = seeds = 0
             for batch in loader:
                 n = batch.batch_size
-                out, y = model(batch.x.float(), batch.edge_index)[:n], batch.y[:n]
+                out, y = model(batch.x.float(), batch.edge_index)[:n], batch.y[:n].flatten()
                 optimizer.zero_grad()
                 cross_entropy(out, y).backward()
                 optimizer.step()

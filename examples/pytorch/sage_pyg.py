@@ -42,7 +42,7 @@ with helios.open(a.dataset, socket=a.socket) as dataset:
         total = 0.0
         for batch in train:
             out = model(batch.x.float(), batch.edge_index)[: batch.batch_size]
-            loss = F.cross_entropy(out, batch.y[: batch.batch_size])
+            loss = F.cross_entropy(out, batch.y[: batch.batch_size].flatten())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -53,5 +53,5 @@ with helios.open(a.dataset, socket=a.socket) as dataset:
     with torch.no_grad():
         for batch in test:
             out = model(batch.x.float(), batch.edge_index)[: batch.batch_size]
-            right += int((out.argmax(1) == batch.y[: batch.batch_size]).sum())
+            right += int((out.argmax(1) == batch.y[: batch.batch_size].flatten()).sum())
     print(f"test accuracy {right / dataset.splits['test']:.4f}")

@@ -53,7 +53,7 @@ with helios.open(a.dataset, socket=a.socket) as dataset:
     for epoch in range(a.epochs):
         total = 0.0
         for batch in train:
-            loss = F.cross_entropy(model(batch), batch.y)
+            loss = F.cross_entropy(model(batch), batch.y.flatten())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -62,5 +62,5 @@ with helios.open(a.dataset, socket=a.socket) as dataset:
     right = 0
     with torch.no_grad():
         for batch in test:
-            right += int((model(batch).argmax(1) == batch.y).sum())
+            right += int((model(batch).argmax(1) == batch.y.flatten()).sum())
     print(f"test accuracy {right / dataset.splits['test']:.4f}")

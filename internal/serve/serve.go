@@ -54,6 +54,8 @@ type DatasetInfo struct {
 	Classes  int              `json:"classes"`
 	RowDType string           `json:"row_dtype"`
 	Splits   map[string]int64 `json:"splits"`
+	// LabelDims is the number of dimensions of y: 1, or 2 of columns.
+	LabelDims int `json:"label_dims"`
 	// Arrays has the .npy files of features, labels, indptr, indices and the splits, relative to
 	// the dataset's folder. Those of a typed graph have labels and splits alone, of nodes of type
 	// Target.

@@ -118,7 +118,8 @@ class Batch(_Moves):
     n_id: Any  #: int64 [rows], numbers of the nodes in the dataset
     x: Any  #: [rows, dim], their features
     #: int64 [num_seeds], labels of the seeds, -1 where there is none; several labels a node and
-    #: numbers are float32 rows, NaN where there is none. Of all nodes with all_labels.
+    #: numbers are float32 rows, NaN where there is none; one column of either is as the dataset's.
+    #: Of all nodes with all_labels.
     y: Any
     edge_index: Any  #: int64 [2, edges]: source and destination, positions in n_id
     blocks: list[Block] = field(default_factory=list)  #: blocks[h] is what hop h drew
@@ -136,6 +137,15 @@ class Batch(_Moves):
 def below(a: Array, bound: int) -> bool:
     """Whether all numbers of an int64 array are from 0 to bound - 1; of a GPU's nobody looks."""
     return isinstance(a, DeviceArray) or not a.size or int(a.view(np.uint64).max()) < bound
+
+
+def targets(
+    arrays: Mapping[str, tuple[Array, str]], nodes: int
+) -> tuple[str, tuple[int | None, ...]]:
+    """Returns the type and shape of the labels of so many nodes: a class a node, or columns."""
+    y, kind = arrays.get("y", (None, ""))
+    columns = () if y is None or len(y.shape) < 2 else (None,)
+    return ("float32" if kind == "float32" else "int64"), (nodes, *columns)
 
 
 def parse(
@@ -203,7 +213,6 @@ def parse(
             weights = array(f"weights.{h}", "float32", (None,))
         blocks.append(Block(num_dst, num_src, indptr, src, weights))
     x = array("x", "", (rows, None))
-    classes = "y" not in arrays or arrays["y"][1] != "float32"
     batch = Batch(
         epoch=message["epoch"],
         index=message["index"],
@@ -211,11 +220,7 @@ def parse(
         hop_end=hop_end,
         n_id=array("n_id", "int64", (rows,)),
         x=x,
-        y=(
-            array("y", "int64", (rows if all_labels else seeds,))
-            if classes
-            else array("y", "float32", (rows if all_labels else seeds, None))
-        ),
+        y=array("y", *targets(arrays, rows if all_labels else seeds)),
         edge_index=array("edge_index", "int64", (2, None)),
         blocks=blocks,
         num_sampled_edges=counted,

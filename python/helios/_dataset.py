@@ -33,16 +33,21 @@ class Files:
     LAZY = ("e_id", "train_mask", "val_mask", "test_mask")
 
     def __init__(
-        self, folder: str, names: Mapping[str, str] | None = None, nodes: tuple[int, ...] = ()
+        self,
+        folder: str,
+        names: Mapping[str, str] | None = None,
+        nodes: tuple[int, ...] = (),
+        label_dims: int = 0,
     ) -> None:
         """Takes the folder, and the files in it of arrays whose names alone do not tell them.
 
         Of a typed graph they are those of one type, and nodes has how many it has: of edges those
-        of the source's and the target's.
+        of the source's and the target's. Labels have so many dimensions; 0: those of their file.
         """
         self.folder = folder
         self._names = dict(names or {})
         self._nodes = nodes
+        self._label_dims = label_dims
         self._mapped: dict[str, Array] = {}
 
     def array(self, name: str) -> Array:
@@ -57,13 +62,21 @@ class Files:
         return a
 
     def targets(self, nodes: Any = slice(None)) -> Array:
-        """Returns classes, int64 [nodes]; of several labels or numbers float32 rows."""
+        """Returns classes, int64 [nodes]; of several labels or numbers float32 rows.
+
+        One column of either has the shape that it came with, [nodes] or [nodes, 1].
+        """
         a = self.array("labels")
         of: Array = a[nodes]
         y: Array = of.astype(np.int64 if a.ndim == 1 else np.float32)
         if a.dtype == np.uint8:
             y[of == UNKNOWN_LABEL] = np.nan
-        return y
+        return y.reshape(len(y), *self.target_shape())
+
+    def target_shape(self) -> tuple[int, ...]:
+        """Returns the shape of a node's label: () or (columns,)."""
+        shape: tuple[int, ...] = self.array("labels").shape[1:]
+        return {1: (), 2: shape or (1,)}.get(self._label_dims, shape)
 
     def mask(self, split: str) -> Array:
         """Returns which nodes a split has, bool [nodes]."""
@@ -143,7 +156,7 @@ class Files:
         return np.stack([self.array("indices")[flat].astype(np.int64), dst])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Files, (self.folder, self._names, self._nodes)
+        return Files, (self.folder, self._names, self._nodes, self._label_dims)
 
 
 class NodeType:
@@ -161,7 +174,7 @@ class NodeType:
 
     @property
     def y(self) -> Any:
-        """Labels, int64 [nodes], -1 where there is none."""
+        """Labels, int64 [nodes] or as they came [nodes, 1], -1 where there is none."""
         return _tensor(self._of_target("y", self.files.targets))
 
     @property
@@ -249,19 +262,22 @@ class Dataset:
             #: how many nodes each split has, by its name
             self.splits: dict[str, int] = {str(k): int(v) for k, v in d["splits"].items()}
             arrays = {str(k): str(v) for k, v in d.get("arrays", {}).items()}
-            self.files = Files(self._how.dataset, arrays)
+            dims = int(d.get("label_dims", 0))
+            self.files = Files(self._how.dataset, arrays, label_dims=dims)
             #: the types of a typed graph; None: nodes and edges have one
             self.schema = Schema.of(d)
-            self._types = {} if self.schema is None else self._stores(self.schema, arrays)
+            self._types = {} if self.schema is None else self._stores(self.schema, arrays, dims)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
             self.close()
             raise ProtocolError(f"the daemon described the dataset as {d!r}: {e!r}") from None
 
-    def _stores(self, s: Schema, arrays: Mapping[str, str]) -> dict[Any, NodeType | Edges]:
+    def _stores(
+        self, s: Schema, arrays: Mapping[str, str], dims: int
+    ) -> dict[Any, NodeType | Edges]:
         folder, all_of = self._how.dataset, {}
         for t in s.node_types:
             more, splits = (arrays, self.splits) if t == s.target else ({}, {})
-            files = Files(folder, {**more, **s.files[t]}, (s.nodes[t],))
+            files = Files(folder, {**more, **s.files[t]}, (s.nodes[t],), dims)
             all_of[t] = NodeType(files, s.nodes[t], s.dims[t], splits)
         edges = {
             e: Edges(Files(folder, s.files[e], (s.nodes[e[0]], s.nodes[e[2]])), s.edges[e])
@@ -323,7 +339,8 @@ class Dataset:
     def y(self) -> Any:
         """Labels of all nodes, int64 [nodes], -1 where there is none.
 
-        Several labels a node and numbers are float32 [nodes, columns], NaN where there is none.
+        Several labels a node and numbers are float32 [nodes, columns], NaN where there is none. One
+        column of either has the shape that it was saved with, [nodes] or [nodes, 1].
         """
         return _tensor(self._untyped("y").targets())
 

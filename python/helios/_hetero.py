@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ._batch import Array, Block, _Moves, below
+from ._batch import Array, Block, _Moves, below, targets
 from ._cuda import DeviceArray
 from ._errors import ProtocolError, UsageError
 from ._ring import is_count
@@ -220,7 +220,6 @@ def parse(
                 raise wrong(f"indptr.{h}.{r} does not run over {len(src)} edges")
             block[e] = Block(num_dst, num_src, indptr, src)
     kind = arrays.get("x.0", (None, ""))[1]
-    dense = arrays.get("y", (None, ""))[1] == "float32"
     batch = HeteroBatch(
         epoch=message["epoch"],
         index=message["index"],
@@ -233,7 +232,7 @@ def parse(
             t: array(f"x.{i}", kind, (rows[i], schema.dims[t]))
             for i, t in enumerate(schema.node_types)
         },
-        y=array("y", "float32", (labelled, None)) if dense else array("y", "int64", (labelled,)),
+        y=array("y", *targets(arrays, labelled)),
         edge_index=edge_index,
         blocks=blocks,
         num_sampled_edges=dict(zip(schema.edge_types, counted, strict=True)),

@@ -43,10 +43,10 @@ def save(
         edge_index: [2, edges], source and destination; or an adjacency matrix of SciPy, whose entry
             (i, j) is the edge from i to j.
         labels: of a typed graph the name of the type with the labels, where several types have y.
-            Of others [nodes], whole numbers, as which a column [nodes, 1] is kept, too; -1 (with
-            ``unlabelled_ok=True``) has none. With
-            ``target="multi-label"`` [nodes, labels] of 0 and 1 (255: unknown), with
-            ``target="regression"`` [nodes] or [nodes, columns] of numbers (NaN: none).
+            Of others [nodes] or [nodes, 1], whole numbers; -1 (with ``unlabelled_ok=True``) has
+            none. With ``target="multi-label"`` [nodes, labels] of 0 and 1 (255: unknown), with
+            ``target="regression"`` [nodes] or [nodes, columns] of numbers (NaN: none). ``y`` has
+            the shape that they have here.
         splits: ``train``, ``val`` and ``test``: node numbers, or masks. Without, they are dealt.
         binary: heliosctl; else $HELIOSCTL, else the one in PATH.
         options: those of ``heliosctl import npy``, such as ``undirected=True``.
@@ -256,8 +256,8 @@ def _write(target: Path, name: str, value: Any) -> None:
     else:
         value = _array(name, value)
         kind = value.dtype
-        if name == "features" and value.ndim == 1 or name == "labels" and value.shape[1:] == (1,):
-            value = value.reshape(-1, 1) if name == "features" else value.reshape(-1)
+        if name == "features" and value.ndim == 1:
+            value = value.reshape(-1, 1)
         if kind.name == "bfloat16":  # of ml_dtypes
             kind = np.dtype(np.float32)
         elif value.flags.c_contiguous or not value.flags.f_contiguous:

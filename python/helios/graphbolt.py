@@ -74,7 +74,7 @@ class FeatureStore(gb.FeatureStore):  # type: ignore[misc]
         if (domain, type_name, feature_name) in self._updated:
             return self._updated[domain, type_name, feature_name].shape[1:]
         if feature_name == "label":
-            return torch.Size(self.dataset.files.array("labels").shape[1:])
+            return torch.Size(self.dataset.files.target_shape())
         schema = self.dataset.schema
         if schema is None or type_name is None:
             return torch.Size([self.dataset.num_features])

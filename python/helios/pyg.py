@@ -139,7 +139,6 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
         super().__init__()
         self.dataset = dataset
         self._rows = Rows(dataset, **options)
-        self._labels = dataset.files.array("labels")
 
     def get_all_tensor_attrs(self) -> list[Any]:
         """Returns what there is: ``x`` and ``y`` of the nodes, by type where they have several."""
@@ -152,7 +151,8 @@ class FeatureStore(_FeatureStore):  # type: ignore[misc]
 
     def _get_tensor_size(self, attr: Any) -> tuple[int, ...]:
         if self._named(attr) == "y":
-            return tuple(self._labels.shape)
+            files = self.dataset.files
+            return len(files.array("labels")), *files.target_shape()
         schema = self.dataset.schema
         if schema is None:
             return self.dataset.num_nodes, self.dataset.num_features

@@ -147,7 +147,7 @@ def heterograph():
     )
     for i, t in enumerate(("p", "a")):
         g.nodes[t].data["feat"] = torch.arange(60.0)[:, None].repeat(1, 4) + 100 * i
-    g.nodes["p"].data["label"] = torch.arange(60) % 4
+    g.nodes["p"].data["label"] = torch.arange(60)[:, None] % 4
     g.nodes["p"].data["train_mask"] = torch.arange(60) < 40
     return g
 
@@ -278,6 +278,7 @@ def test_graphbolts_pipelines_take_the_feature_store(graph, typed):
     ds, of = typed
     store = FeatureStore(ds)
     assert store.keys() == [("node", "a", "feat"), ("node", "p", "feat"), ("node", "p", "label")]
+    assert store.size("node", "p", "label") == torch.Size([1])
     for t in ("p", "a"):
         ids = torch.tensor([7, 0, 7, 59])
         assert torch.equal(store.read("node", t, "feat", ids), of.nodes[t].data["feat"][ids])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import pickle
 import random
 import signal
 import socket
@@ -465,6 +466,46 @@ def test_labels_and_numbers(site, tmp_path, monkeypatch):
                 for name, all_rows in (("x", x), ("y", want)):
                     rows = features.get_tensor(None, name, index=slice(2, 5)).numpy()
                     assert np.array_equal(rows, all_rows[2:5], equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("target", "shape", "text"),
+    [
+        ("class", (50,), ""),
+        ("class", (50, 1), "label_dims: 2"),
+        ("regression", (50,), "label_dims: 1"),
+        ("regression", (50, 1), ""),
+        ("regression", (50, 2), ""),
+        ("multi-label", (50,), "label_dims: 1"),
+        ("multi-label", (50, 3), ""),
+    ],
+)
+def test_y_has_the_shape_that_was_saved(site, tmp_path, monkeypatch, target, shape, text):
+    """[N] stays [N] and [N, 1] stays [N, 1]: a loss of both would broadcast without a word."""
+    monkeypatch.setenv("HELIOS_STATE", str(tmp_path / "state"))
+    rng = np.random.default_rng(1)
+    x, edges = rng.random((50, 6), np.float32), rng.integers(0, 50, (2, 200))
+    y = rng.random(shape, np.float32) if target == "regression" else rng.integers(0, 2, shape)
+    helios.save(tmp_path / "g", x, edges, y, target=target, binary=site.binary)
+    described = (tmp_path / "g/dataset.yaml").read_text()
+    assert text in described if text else "label_dims" not in described
+    with helios.open(tmp_path / "g", binary=site.binary) as ds:
+        for again in (ds, pickle.loads(pickle.dumps(ds))):
+            np.testing.assert_array_equal(np.asarray(again.y), y, strict=False)
+            assert again.y.shape == shape
+        for all_labels in (False, True):
+            for b in helios.NumpyLoader(ds, [3, 2], batch_size=8, all_labels=all_labels):
+                nodes = b.n_id if all_labels else b.n_id[: b.num_seeds]
+                assert b.y.shape == y[nodes].shape
+                assert np.array_equal(b.y, y[nodes])
+        for b in helios.NeighborLoader(ds, [3, 2], batch_size=8):
+            assert b.y.shape == y[np.asarray(b.n_id)].shape
+    result = helios.train(tmp_path / "g", epochs=1, fanout=[2], seed=1, binary=site.binary)
+    flat = y if y.ndim == 2 and y.shape[1] > 1 else y.reshape(-1, 1)
+    flat = flat.reshape(-1) if target == "class" else flat
+    helios.save(tmp_path / "h", x, edges, flat, target=target, binary=site.binary)
+    other = helios.train(tmp_path / "h", epochs=1, fanout=[2], seed=1, binary=site.binary)
+    assert result["params_sha256"] == other["params_sha256"]  # training does not see it
 
 
 def check_types(ds, batch):

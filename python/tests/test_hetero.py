@@ -71,6 +71,15 @@ def graph(saved):
     return saved(bibliography(), unlabelled_ok=True)
 
 
+def test_y_keeps_its_shape(saved):
+    data = bibliography()
+    data["paper"].y = data["paper"].y[:, None]
+    ds = saved(data, unlabelled_ok=True)
+    assert torch.equal(ds.to_data()["paper"].y, data["paper"].y)
+    for batch in NeighborLoader(ds, [2, 2], "paper", batch_size=40):
+        assert torch.equal(batch["paper"].y, data["paper"].y[batch["paper"].n_id])
+
+
 def pairs(edge_index):
     return list(zip(*edge_index.tolist(), strict=True))
 

@@ -329,6 +329,29 @@ def test_the_dataset_as_data(graph):
     data.validate()
 
 
+@pytest.mark.parametrize(("target", "shape"), [("class", (100, 1)), ("regression", (100,))])
+def test_y_keeps_its_shape(tmp_path, monkeypatch, binary, target, shape):
+    """As saved: in Data, batches, PyG's own loaders of nodes and links, and its stores."""
+    from helios.pyg import LinkNeighborLoader, stores
+    from helios.pyg import NeighborLoader as Own
+
+    monkeypatch.setenv("HELIOS_STATE", str(tmp_path / "state"))
+    y = (torch.arange(100) % 3).reshape(shape)
+    y = y if target == "class" else y + 0.5
+    edges = torch.from_numpy(np.random.default_rng(3).integers(0, 100, (2, 500)))
+    data = Data(x=torch.randn(100, 4), edge_index=edges, y=y)
+    helios.save(tmp_path / "g", data, target=target, binary=binary)
+    with helios.open(tmp_path / "g", binary=binary) as ds:
+        assert torch.equal(ds.to_data().y, y)
+        features, _ = stores(ds)
+        assert features.get_tensor_size(None, "y") == shape
+        assert torch.equal(features.get_tensor(None, "y", index=torch.tensor([5, 2])), y[[5, 2]])
+        for kind in (NeighborLoader, Own, LinkNeighborLoader):
+            batch = next(iter(kind(ds, [3, 2], batch_size=50)))
+            assert torch.equal(batch.y, y[batch.n_id])
+        assert torch.equal(NeighborLoader(ds, [2], batch_size=5)(torch.arange(3)).y[:3], y[:3])
+
+
 def test_batches_are_pickled(graph):
     """A batch goes from a process to another, as from workers of torch's DataLoader."""
     for batch in NeighborLoader(graph, [3, 2], batch_size=50, seed=1):
