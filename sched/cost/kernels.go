@@ -459,11 +459,3 @@ func (h Hardware) Limit(n int) (first, end int) {
 	}
 	return first, end
 }
-
-// KernelNS returns how long a kernel runs with the whole GPU to itself.
-func KernelNS(g *hardware.GPU, k *Kernel) float64 {
-	if k.Op == nil {
-		return 0
-	}
-	return float64(g.KernelNS(*k.Op, k.Work, 0))
-}

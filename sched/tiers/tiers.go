@@ -69,9 +69,6 @@ func Preparing() (names []string) {
 	return names
 }
 
-// Engine returns the system that runs a configuration.
-func Engine(c *plan.Config) *engine.System { return Of(c).Run }
-
 // Simulation returns the system that runs a configuration on the virtual clock.
 func Simulation(c *plan.Config) *virtual.System { return Of(c).Simulate }
 
