@@ -334,14 +334,9 @@ func unsealed(path string, f *checkpoint.File, obs report.Observer) {
 
 // train goes from the state's position to the end.
 func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
-	train, err := in.Dataset.Split("train")
+	train, err := prepare.TrainSplit(in)
 	if err != nil {
 		return err
-	}
-	if len(train) == 0 {
-		return errs.New(errs.Usage,
-			"dataset %s has no training nodes; import or generate it with a training split",
-			in.Dataset.Meta.Name)
 	}
 	val, err := in.Dataset.Split("val")
 	if err != nil {

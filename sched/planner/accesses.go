@@ -259,10 +259,6 @@ func fromDataset(ctx context.Context, c plan.Config, hotness string, in prepare.
 	if err != nil {
 		return nil, err
 	}
-	if len(train) == 0 {
-		return nil, errs.New(errs.Usage, "dataset %s has no training nodes",
-			in.Dataset.Meta.Name)
-	}
 	scores, err := s.Scores(ctx)
 	if err != nil {
 		return nil, err

@@ -521,14 +521,9 @@ func (v *Player) Keep(mb *graph.MiniBatch, to *samples.Files) (*cost.Shape, erro
 
 // train plays all epochs.
 func (v *Player) train(ctx context.Context, in prepare.Inputs, res *report.ModelledResult) error {
-	train, err := in.Dataset.Split("train")
+	train, err := prepare.TrainSplit(in)
 	if err != nil {
 		return err
-	}
-	if len(train) == 0 {
-		return errs.New(errs.Usage,
-			"dataset %s has no training nodes; import or generate it with a training split",
-			in.Dataset.Meta.Name)
 	}
 	val, err := in.Dataset.Split("val")
 	if err != nil {
