@@ -141,14 +141,7 @@ func TestMegaGoesOn(t *testing.T) {
 	runs := 0
 	for stop := 2; ; stop += 5 {
 		runs++
-		ctx, cancel := context.WithCancel(context.Background())
-		heard := 0
-		r := train(t, ctx, cfg, d, feat, s, 2, report.Observer{Step: func(string, int, int) {
-			if heard++; heard == stop {
-				cancel()
-			}
-		}})
-		cancel()
+		r := trainStopped(t, stop, cfg, d, feat, s)
 		if r.err == nil {
 			require.Equal(t, want.res.ParamsSHA256, r.res.ParamsSHA256)
 			require.Equal(t, want.res.TestAcc, r.res.TestAcc)

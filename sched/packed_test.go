@@ -155,23 +155,8 @@ func TestPackedGoesOn(t *testing.T) {
 	require.NoError(t, want.err)
 	cfg := onPacked(t)
 	cfg.CheckpointDir, cfg.Resume, cfg.Segment = t.TempDir(), true, 12
-	runs := 0
-	for stop := 3; ; stop += 7 {
-		runs++
-		ctx, cancel := context.WithCancel(context.Background())
-		heard := 0
-		r := train(t, ctx, cfg, d, feat, s, 2, report.Observer{Step: func(string, int, int) {
-			if heard++; heard == stop {
-				cancel()
-			}
-		}})
-		cancel()
-		if r.err == nil {
-			require.Equal(t, want.res.ParamsSHA256, r.res.ParamsSHA256)
-			break
-		}
-		require.Equal(t, errs.Interrupted, errs.ClassOf(r.err), "%v", r.err)
-	}
+	r, runs := trainInPieces(t, 3, 7, cfg, d, feat, s)
+	require.Equal(t, want.res.ParamsSHA256, r.res.ParamsSHA256)
 	require.Greater(t, runs, 3)
 }
 

@@ -304,23 +304,8 @@ func TestPackedOnSSDsGoesOn(t *testing.T) {
 	if wide.Lean() {
 		step = 23
 	}
-	runs := 0
-	for stop := 3; ; stop += step {
-		runs++
-		ctx, cancel := context.WithCancel(context.Background())
-		heard := 0
-		r := train(t, ctx, cfg, d, feat, s, 2, report.Observer{Step: func(string, int, int) {
-			if heard++; heard == stop {
-				cancel()
-			}
-		}})
-		cancel()
-		if r.err == nil {
-			require.Equal(t, want.res.ParamsSHA256, r.res.ParamsSHA256)
-			break
-		}
-		require.Equal(t, errs.Interrupted, errs.ClassOf(r.err), "%v", r.err)
-	}
+	r, runs := trainInPieces(t, 3, step, cfg, d, feat, s)
+	require.Equal(t, want.res.ParamsSHA256, r.res.ParamsSHA256)
 	require.Greater(t, runs, 2)
 	requireExtents(t, cfg.PackedDir, s)
 }

@@ -208,6 +208,34 @@ type record struct {
 	busy   []time.Duration
 }
 
+// trainStopped is train of a run that is interrupted at its step number stop.
+func trainStopped(t testing.TB, stop int, cfg plan.Config, d *dataset.Dataset, feat []byte,
+	s *ssdSet) record {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	heard := 0
+	return train(t, ctx, cfg, d, feat, s, 2, report.Observer{Step: func(string, int, int) {
+		if heard++; heard == stop {
+			cancel()
+		}
+	}})
+}
+
+// trainInPieces interrupts a run at its step number stop, resumes it, and interrupts it so many
+// steps later each time, until it comes to its end. It returns how many runs that took.
+func trainInPieces(t testing.TB, stop, later int, cfg plan.Config, d *dataset.Dataset, feat []byte,
+	s *ssdSet) (r record, runs int) {
+	t.Helper()
+	for ; ; stop += later {
+		runs++
+		if r = trainStopped(t, stop, cfg, d, feat, s); r.err == nil {
+			return r, runs
+		}
+		require.Equal(t, errs.Interrupted, errs.ClassOf(r.err), "%v", r.err)
+	}
+}
+
 // train runs cfg on a fresh host device and compares gathered rows with the source. It fails the
 // test when the run leaves something behind.
 func train(t testing.TB, ctx context.Context, cfg plan.Config, d *dataset.Dataset, feat []byte,
