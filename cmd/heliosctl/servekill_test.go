@@ -142,6 +142,29 @@ func (c *doorProcess) kill(t *testing.T) {
 		c.said.String())
 }
 
+// socketBesideSSD prepares a folder with a dataset on an SSD, and returns the path for a daemon's
+// socket there.
+func socketBesideSSD(t *testing.T) string {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	t.Setenv("HELIOS_STATE", filepath.Join(dir, "state"))
+	ok(t, "generate", "--nodes", "3000", "--dim", "16", "--out", "g")
+	ok(t, "bind-ssds", "--proxy", "a.img", "--size", "16MiB")
+	ok(t, "load", "g")
+	return filepath.Join(dir, "s")
+}
+
+// settledFDs waits until a daemon has at most so many descriptors, and returns how many it has.
+func settledFDs(t *testing.T, pid, limit int) (fds int) {
+	for range 2000 {
+		if fds = daemonFDs(t, pid); fds <= limit {
+			break
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	return fds
+}
+
 // Clients and the daemon are killed at random, over and over: what lives gets the batches that it
 // should, and the daemon keeps nothing of the dead.
 func TestServeSurvivesKills(t *testing.T) {
@@ -149,15 +172,7 @@ func TestServeSurvivesKills(t *testing.T) {
 	if !wide.Lean() {
 		kills = 100
 	}
-	t.Chdir(t.TempDir())
-	state, err := filepath.Abs("state")
-	require.NoError(t, err)
-	t.Setenv("HELIOS_STATE", state)
-	ok(t, "generate", "--nodes", "3000", "--dim", "16", "--out", "g")
-	ok(t, "bind-ssds", "--proxy", "a.img", "--size", "16MiB")
-	ok(t, "load", "g")
-	socket, err := filepath.Abs("s")
-	require.NoError(t, err)
+	socket := socketBesideSSD(t)
 	options := map[string]any{"mode": "helios", "device": "host", "gpu-cache": "16KiB",
 		"cpu-cache": "0", "fanout": "4,4", "batch-size": 50, "hotness": "degree"}
 	daemon := func() *doorProcess {
@@ -206,13 +221,7 @@ func TestServeSurvivesKills(t *testing.T) {
 	}
 	ref = specs[2].dial(t) // the daemon is there, and has but one client
 	pid := dm.cmd.Process.Pid
-	var fds int
-	for range 2000 {
-		if fds = daemonFDs(t, pid); fds < 40 {
-			break
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	fds := settledFDs(t, pid, 39)
 	require.Less(t, fds, 40, "descriptors of dead clients stay")
 	ref.close()
 	require.NoError(t, dm.cmd.Process.Signal(os.Interrupt))
@@ -245,19 +254,10 @@ func TestServeLeaks(t *testing.T) {
 	if !wide.Lean() {
 		batches = 10_000
 	}
-	t.Chdir(t.TempDir())
-	state, err := filepath.Abs("state")
-	require.NoError(t, err)
-	t.Setenv("HELIOS_STATE", state)
-	ok(t, "generate", "--nodes", "3000", "--dim", "16", "--out", "g")
-	ok(t, "bind-ssds", "--proxy", "a.img", "--size", "16MiB")
-	ok(t, "load", "g")
-	socket, err := filepath.Abs("s")
-	require.NoError(t, err)
-	c := &clientSpec{Socket: socket, World: 1, Options: map[string]any{"mode": "helios",
+	c := &clientSpec{Socket: socketBesideSSD(t), World: 1, Options: map[string]any{"mode": "helios",
 		"device": "host", "gpu-cache": "16KiB", "cpu-cache": "0", "fanout": "4,4", "batch-size": 20,
 		"hotness": "degree"}}
-	dm := startChild(t, "TestServeChild", serveChildEnv+"="+socket)
+	dm := startChild(t, "TestServeChild", serveChildEnv+"="+c.Socket)
 	pid := dm.cmd.Process.Pid
 	// run takes so many batches, with a new client every second epoch.
 	run := func(n int) {
@@ -274,19 +274,10 @@ func TestServeLeaks(t *testing.T) {
 	last := c.dial(t)
 	fds := daemonFDs(t, pid)
 	run(batches / 5)
-	settle := func(limit int) (fds int) {
-		for range 2000 {
-			if fds = daemonFDs(t, pid); fds <= limit {
-				break
-			}
-			time.Sleep(5 * time.Millisecond)
-		}
-		return fds
-	}
-	require.LessOrEqual(t, settle(fds), fds)
+	require.LessOrEqual(t, settledFDs(t, pid, fds), fds)
 	rss := rssOf(t, pid)
 	run(batches)
-	after := settle(fds)
+	after := settledFDs(t, pid, fds)
 	grown := rssOf(t, pid) - rss
 	t.Logf("%d batches: %d descriptors, then %d; %d KiB resident, %+d", batches, fds, after,
 		rss>>10, grown>>10)

@@ -9,6 +9,19 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// killLoads begins a load so often and kills it, each a little later than the one before; then
+// comes then.
+func killLoads(t *testing.T, dataset string, times int, first time.Duration, then func()) {
+	for i := range times {
+		c := child(t, "load", dataset, "--mark-every", "1ms")
+		require.NoError(t, c.Start())
+		time.Sleep(first + time.Duration(i)*10*time.Millisecond)
+		_ = c.Process.Kill()
+		_ = c.Wait()
+		then()
+	}
+}
+
 // TestTwoDatasetsOnOnePair: two datasets on a pair of SSDs train side by side as they train alone;
 // a load of the second that is killed leaves the first whole; what is unloaded is gone.
 func TestTwoDatasetsOnOnePair(t *testing.T) {
@@ -19,14 +32,9 @@ func TestTwoDatasetsOnOnePair(t *testing.T) {
 			"--hidden", "16", "--epochs", "4", "--gpu-cache", "5%", "--cpu-cache", "0", "--json", "--quiet"}
 	}
 	alone := last(t, ok(t, args("g")...))["params_sha256"]
-	for i := range 12 {
-		c := child(t, "load", "h", "--mark-every", "1ms")
-		require.NoError(t, c.Start())
-		time.Sleep(time.Duration(20+10*i) * time.Millisecond)
-		_ = c.Process.Kill()
-		_ = c.Wait()
+	killLoads(t, "h", 12, 20*time.Millisecond, func() {
 		require.Contains(t, ok(t, "verify", "g", "--source"), "4000 rows equal to the source")
-	}
+	})
 	ok(t, "load", "h")
 	require.Contains(t, ok(t, "verify", "h", "--source"), "20000 rows equal to the source")
 	require.Equal(t, alone, last(t, ok(t, args("g")...))["params_sha256"])
@@ -70,13 +78,7 @@ func TestUnevenSSDs(t *testing.T) {
 	}
 	ok(t, "bind-ssds", "--proxy", "a.img,b.img")
 	ok(t, "load", "h")
-	for i := range 8 {
-		c := child(t, "load", "g", "--mark-every", "1ms")
-		require.NoError(t, c.Start())
-		time.Sleep(time.Duration(60+10*i) * time.Millisecond)
-		_ = c.Process.Kill()
-		_ = c.Wait()
-	}
+	killLoads(t, "g", 8, 60*time.Millisecond, func() {})
 	r := hc(t, "load", "g")
 	require.Zero(t, r.code, r.errOut)
 	require.Contains(t, r.out, "stripes on 2 SSDs")
