@@ -132,6 +132,16 @@ func collect(opts []Option) options {
 
 // BuildIn builds in a directory of the caller's, which also keeps objects for the next time.
 func BuildIn(dir string, opts ...Option) (string, error) {
+	return lockedBuild(dir, opts, func(b *builder, o options) (string, error) {
+		path, err := b.library(o.missing)
+		prune(dir)
+		return path, err
+	})
+}
+
+// lockedBuild builds while no other process builds in dir.
+func lockedBuild(dir string, opts []Option,
+	build func(*builder, options) (string, error)) (string, error) {
 	o := collect(opts)
 	root, err := findRoot(o.root)
 	if err != nil {
@@ -146,9 +156,7 @@ func BuildIn(dir string, opts ...Option) (string, error) {
 		return "", err
 	}
 	defer unlock()
-	path, err := b.library(o.missing)
-	prune(dir)
-	return path, err
+	return build(b, o)
 }
 
 // findRoot is the directory of go.mod of module helios.

@@ -52,31 +52,20 @@ func BuildBLASIn(dir string, opts ...Option) (string, error) {
 
 // buildLibrary makes a library of a source that works with the fake libcuda.
 func buildLibrary(dir, source, name, soname string, opts []Option) (string, error) {
-	root, err := findRoot(collect(opts).root)
-	if err != nil {
-		return "", err
-	}
-	b, err := newBuilder(root, dir)
-	if err != nil {
-		return "", err
-	}
-	unlock, err := lock(filepath.Join(dir, "lock"))
-	if err != nil {
-		return "", err
-	}
-	defer unlock()
-	object, err := b.object("internal/testing/fakecuda/" + source)
-	if err != nil {
-		return "", err
-	}
-	sum := sha256.Sum256([]byte(object))
-	out := filepath.Join(dir, name+"-"+hex.EncodeToString(sum[:12])+".so")
-	if fresh(out) {
-		return out, nil
-	}
-	if err := b.run([]string{"-shared", "-pthread", "-Wl,-soname," + soname, "-Wl,-Bsymbolic",
-		"-Wl,-z,defs", "-o", out + ".new", object, "-ldl"}); err != nil {
-		return "", fmt.Errorf("link the fake %s: %w", name, err)
-	}
-	return out, os.Rename(out+".new", out)
+	return lockedBuild(dir, opts, func(b *builder, _ options) (string, error) {
+		object, err := b.object("internal/testing/fakecuda/" + source)
+		if err != nil {
+			return "", err
+		}
+		sum := sha256.Sum256([]byte(object))
+		out := filepath.Join(dir, name+"-"+hex.EncodeToString(sum[:12])+".so")
+		if fresh(out) {
+			return out, nil
+		}
+		if err := b.run([]string{"-shared", "-pthread", "-Wl,-soname," + soname,
+			"-Wl,-Bsymbolic", "-Wl,-z,defs", "-o", out + ".new", object, "-ldl"}); err != nil {
+			return "", fmt.Errorf("link the fake %s: %w", name, err)
+		}
+		return out, os.Rename(out+".new", out)
+	})
 }
