@@ -100,7 +100,7 @@ func TestStacksReadPages(t *testing.T) {
 				require.NoError(t, err)
 				defer func() { require.NoError(t, r.Close(bg)) }()
 				pages := []int64{96, 0, 1, 2, 3, 4, 5, 50, 51, 52, 7}
-				got, st, err := read(t, dev, r, o.Layout, pages)
+				got, st, err := datasettest.ReadRows(t, dev, r, o.Layout, pages)
 				require.NoError(t, err)
 				for i, p := range pages {
 					require.True(t, bytes.Equal(content(p, size), got[int64(i)*size:][:size]),
@@ -110,39 +110,6 @@ func TestStacksReadPages(t *testing.T) {
 			})
 		}
 	}
-}
-
-// read reads pages, which are rows of the layout, in one set.
-func read(t testing.TB, dev cuda.Device, r gpuio.Reader, l gpuio.Layout, pages []int64) ([]byte,
-	gpuio.ReadStats, error) {
-	t.Helper()
-	alloc := func(bytes int64) cuda.Buffer {
-		b, err := dev.Alloc(cuda.MemDevice, bytes, "test")
-		require.NoError(t, err)
-		return b
-	}
-	n, size := int64(len(pages)), int64(l.RowBytes)
-	rows, pos, dst := alloc(n*8), alloc(n*4), alloc(n*size)
-	defer func() {
-		require.NoError(t, errors.Join(rows.Free(), pos.Free(), gpuio.Forget(r, dst), dst.Free()))
-	}()
-	offsets := []int64{0}
-	k := 0
-	for s := range int64(l.SSDs) {
-		for i, p := range pages {
-			if p%int64(l.SSDs) == s {
-				cuda.View[int64](rows.Ptr(), n)[k] = p
-				cuda.View[uint32](pos.Ptr(), n)[k] = uint32(i)
-				k++
-			}
-		}
-		offsets = append(offsets, int64(k))
-	}
-	p, err := r.Submit(bg, &gpuio.ReadSet{Rows: rows.Ptr(), Pos: pos.Ptr(), SSDOffset: offsets,
-		Dst: dst, DstStride: size})
-	require.NoError(t, err)
-	st, err := p.Wait(bg)
-	return bytes.Clone(dst.Bytes()), st, err
 }
 
 // TestDamageIsNamed: a file that is cut short, flipped, another pack's or made up is an error that
@@ -243,7 +210,7 @@ func TestCheckedReadsFindFlips(t *testing.T) {
 		require.NoError(t, err)
 		r, err = gpuio.NewChecked(dev, r, o.SSDs, o.Layout, sums)
 		require.NoError(t, err)
-		_, _, err = read(t, dev, r, o.Layout, []int64{32, 33, 34})
+		_, _, err = datasettest.ReadRows(t, dev, r, o.Layout, []int64{32, 33, 34})
 		var sum *gpuio.ChecksumError
 		require.ErrorAs(t, err, &sum)
 		require.EqualValues(t, 33, sum.Row)
@@ -273,7 +240,7 @@ func TestFaultsStrikePages(t *testing.T) {
 		require.NoError(t, err)
 		r, err := stack.Open(dev, o.SSDs, o.Layout, o.Options(gpuio.StackOptions{}))
 		require.NoError(t, err)
-		_, _, err = read(t, dev, r, o.Layout, []int64{31, 32, 33, 34})
+		_, _, err = datasettest.ReadRows(t, dev, r, o.Layout, []int64{31, 32, 33, 34})
 		if want == "" {
 			require.NoError(t, err)
 		} else {

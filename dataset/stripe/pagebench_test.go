@@ -14,6 +14,7 @@ import (
 	"helios/dataset/pages"
 	"helios/gpuio"
 	"helios/internal/hostmem"
+	"helios/internal/testing/datasettest"
 	"helios/nvme"
 	"helios/nvme/proxy"
 )
@@ -68,7 +69,7 @@ func BenchmarkChunks(b *testing.B) {
 							for i := range list { // not where a window begins
 								list[i] = int64(k%15)*chunk + 77 + int64(i)
 							}
-							_, st, err := readPages(b, dev, r, o.Layout, list)
+							_, st, err := datasettest.ReadRows(b, dev, r, o.Layout, list)
 							require.NoError(b, err)
 							commands, bytes = commands+st.Commands, bytes+st.Bytes
 						}

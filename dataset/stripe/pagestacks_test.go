@@ -2,7 +2,6 @@ package stripe
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"testing"
 
@@ -12,40 +11,9 @@ import (
 	"helios/dataset/pages"
 	"helios/gpuio"
 	"helios/internal/errs"
+	"helios/internal/testing/datasettest"
 	"helios/internal/testing/testrig"
 )
-
-// readPages reads pages in one set.
-func readPages(t testing.TB, dev cuda.Device, r gpuio.Reader, l gpuio.Layout,
-	list []int64) ([]byte, gpuio.ReadStats, error) {
-	t.Helper()
-	alloc := func(bytes int64) cuda.Buffer {
-		b, err := dev.Alloc(cuda.MemDevice, bytes, "test")
-		require.NoError(t, err)
-		return b
-	}
-	n, size := int64(len(list)), int64(l.RowBytes)
-	rows, pos, dst := alloc(n*8), alloc(n*4), alloc(n*size)
-	offsets := []int64{0}
-	k := 0
-	for s := range int64(l.SSDs) {
-		for i, p := range list {
-			if p%int64(l.SSDs) == s {
-				cuda.View[int64](rows.Ptr(), n)[k] = p
-				cuda.View[uint32](pos.Ptr(), n)[k] = uint32(i)
-				k++
-			}
-		}
-		offsets = append(offsets, int64(k))
-	}
-	p, err := r.Submit(bg, &gpuio.ReadSet{Rows: rows.Ptr(), Pos: pos.Ptr(), SSDOffset: offsets,
-		Dst: dst, DstStride: size})
-	require.NoError(t, err)
-	st, err := p.Wait(bg)
-	got := bytes.Clone(dst.Bytes())
-	require.NoError(t, errors.Join(gpuio.Forget(r, dst), dst.Free(), rows.Free(), pos.Free()))
-	return got, st, err
-}
 
 // TestStacksReadPagesBesideRows: pages go through the whole NVMe stack onto software SSDs in files,
 // and every I/O stack reads them, checked, while another reads the rows.
@@ -86,7 +54,7 @@ func TestStacksReadPagesBesideRows(t *testing.T) {
 							for p := int64(20); p < 90; p++ {
 								list = append(list, p)
 							}
-							got, _, err := readPages(t, dev, r, o.Layout, list)
+							got, _, err := datasettest.ReadRows(t, dev, r, o.Layout, list)
 							require.NoError(t, err)
 							for k, p := range list {
 								require.True(t, bytes.Equal(pageContent(s, p),
@@ -115,7 +83,7 @@ func TestStacksReadPagesBesideRows(t *testing.T) {
 			require.NoError(t, err)
 			r, err = gpuio.NewChecked(dev, r, o.SSDs, o.Layout, sums)
 			require.NoError(t, err)
-			_, _, err = readPages(t, dev, r, o.Layout, []int64{76, 77, 78})
+			_, _, err = datasettest.ReadRows(t, dev, r, o.Layout, []int64{76, 77, 78})
 			var sum *gpuio.ChecksumError
 			require.ErrorAs(t, err, &sum)
 			require.EqualValues(t, 77, sum.Row)
