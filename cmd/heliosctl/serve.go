@@ -22,6 +22,7 @@ import (
 
 	"helios/cuda"
 	"helios/dataset"
+	"helios/dataset/stripe"
 	"helios/gpuio"
 	"helios/graph"
 	hcli "helios/internal/cli"
@@ -475,11 +476,21 @@ func (b *serveBackend) ssds(ctx context.Context, d *servedDataset, a *runArgs,
 	if err != nil {
 		return nil, "", err
 	}
-	if len(q.SSD)+len(q.SSDFile)+len(st.SSDs) == 0 {
-		key = fmt.Sprintf("%p", d) // its own files
+	files, absent := fmt.Sprintf("%p", d), false // its own
+	named := len(q.SSD)+len(q.SSDFile) > 0
+	if !named && len(st.SSDs) == 0 {
+		key = files
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if s := b.sets[key]; s != nil && !named && key != files {
+		if absent, err = stripe.Absent(ctx, d.d, s.own()); err != nil {
+			return nil, "", err
+		}
+	}
+	if absent || !named && b.sets[files] != nil {
+		key = files
+	}
 	if s := b.sets[key]; s != nil {
 		if polls && !s.polls {
 			return nil, "", errs.New(errs.Capability,
@@ -496,13 +507,19 @@ func (b *serveBackend) ssds(ctx context.Context, d *servedDataset, a *runArgs,
 	}
 	o.names = q.SSD
 	var set *ssdSet
-	if len(q.SSDFile) > 0 {
+	switch {
+	case len(q.SSDFile) > 0:
 		set, err = o.opened(o.opener().OpenFiles(ctx, q.SSDFile))
-	} else {
+	case absent:
+		set, err = o.openData(ctx, "the bound SSDs do not hold it")
+	default:
 		set, err = o.open(ctx)
 	}
 	if err != nil {
 		return nil, "", err
+	}
+	if !named && len(set.Bound) == 0 {
+		key = files
 	}
 	s := &sharedSSDs{ssds: set.SSDs, polls: polls, users: 1, end: set.Close}
 	b.sets[key] = s

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,12 +32,11 @@ import (
 func loaderOf(t testing.TB, b *serveBackend, q serve.LoaderRequest,
 	open serve.OpenRequest) (serve.Loader, error) {
 	t.Helper()
-	open.Dataset, _ = filepath.Abs("g")
+	open.Dataset, _ = filepath.Abs(cmp.Or(open.Dataset, "g"))
 	d, err := b.Open(context.Background(), open)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		require.NoError(t, d.Close())
-		require.Empty(t, b.sets, "SSDs stay open")
 	})
 	l, err := d.Loader(context.Background(), q)
 	if err == nil {
@@ -237,7 +237,25 @@ func serverBackend(t testing.TB) *serveBackend {
 		}
 	}
 	require.NoError(t, app.Run([]string{"heliosctl", "serve"}))
+	t.Cleanup(func() { require.Empty(t, b.sets, "SSDs stay open") })
 	return b
+}
+
+// Of two datasets at once, the one that the bound SSDs lack comes from its files, whichever is
+// first.
+func TestServeBesideADatasetOnSSDs(t *testing.T) {
+	loaded(t, 1)
+	ok(t, "generate", "--nodes", "500", "--dim", "16", "--seed", "9", "--out", "h")
+	for _, order := range [][]string{{"g", "h"}, {"h", "g", "h"}} {
+		b := serverBackend(t)
+		for i, name := range order {
+			l, err := loaderOf(t, b, serve.LoaderRequest{Split: "train", World: 1,
+				Options: map[string]string{"fanout": "2"}}, serve.OpenRequest{Dataset: name})
+			require.NoError(t, err, "%v: %d", order, i)
+			require.NoError(t, l.Epoch(t.Context(), 0, allOf(l), nowhere,
+				func(*serve.Batch) error { return nil }))
+		}
+	}
 }
 
 func TestServeRefuses(t *testing.T) {
