@@ -133,16 +133,35 @@ func OpenLoader(ctx context.Context, cfg plan.Config, in prepare.Inputs, o Loade
 	if l.seeds, err = seedsOf(in, o); err != nil {
 		return nil, err
 	}
-	if o.Positions {
-		for i := range l.seeds {
-			l.positions = append(l.positions, int64(i))
-		}
-	}
+	l.place()
 	if l.e, err = newRunner(ctx, cfg, in, obs, noModel); err != nil {
 		return nil, err
 	}
 	tellChoice(&cfg, obs)
 	return l, nil
+}
+
+// Seed has the epochs to come be of other nodes. It is for a loader of LoaderOptions.Nodes.
+func (l *Loader) Seed(nodes []int64) error {
+	o := l.o
+	o.Nodes = nodes
+	seeds, err := seedsOf(l.e.In, o)
+	if err != nil {
+		return err
+	}
+	l.o, l.seeds = o, seeds
+	l.place()
+	return nil
+}
+
+// place numbers the seeds.
+func (l *Loader) place() {
+	l.positions = l.positions[:0]
+	for i := range l.seeds {
+		if l.o.Positions {
+			l.positions = append(l.positions, int64(i))
+		}
+	}
 }
 
 // seedsOf returns the seeds of a loader.

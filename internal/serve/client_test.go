@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -97,6 +98,15 @@ func (d *fakeDataset) Loader(ctx context.Context, q LoaderRequest) (Loader, erro
 func (l *fakeLoader) Batches() int { return l.d.b.batches }
 
 func (l *fakeLoader) BytesRead() int64 { return 0 }
+
+// Seed has a batch for each node.
+func (l *fakeLoader) Seed(nodes []int64) error {
+	if slices.Contains(nodes, -1) {
+		return errs.New(errs.Usage, "node -1 is not there")
+	}
+	l.d.b.batches = len(nodes)
+	return nil
+}
 
 func (l *fakeLoader) Close() error { l.d.b.open.Add(-1); return nil }
 

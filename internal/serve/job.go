@@ -50,11 +50,13 @@ type job struct {
 	ended  chan struct{} // run has returned
 	endErr error
 	read   atomic.Int64 // bytes from SSDs, as of the last batch
-	taken  int64        // by its nodes, of the memory that clients share; the first rank's to set
+	taken  int64        // by its nodes, of the memory that clients share; a session's to set
+	named  bool         // it was opened with nodes
 
 	wake chan struct{} // something has changed that run may wait for
 
 	mu         sync.Mutex
+	nodes      []int64 // of the epochs to come; nil: as they were
 	ranks      map[int]*loader
 	pass       *pass          // under way, or nil
 	claims     map[int]*claim // of batches that are being made
@@ -105,7 +107,7 @@ func (s *Server) join(parent context.Context, l *loader, d *openDataset, name st
 	}
 	j = &job{key: key, world: q.World, wait: s.patience, data: d, opened: make(chan struct{}),
 		ended: make(chan struct{}), wake: make(chan struct{}, 1), claims: map[int]*claim{},
-		ranks: map[int]*loader{l.rank: l}}
+		ranks: map[int]*loader{l.rank: l}, named: q.Nodes != nil}
 	j.delivered = sync.NewCond(&j.mu)
 	j.ctx, j.cancel = context.WithCancel(parent)
 	d.users.Add(1)
@@ -139,6 +141,13 @@ func (s *Server) leave(l *loader) error {
 	<-j.ended
 	s.memory.used.Add(-j.taken)
 	return j.endErr
+}
+
+// keep has the job hold a request's nodes, until it ends or has others.
+func (j *job) keep(q *request) {
+	bytes := int64(len(q.nodes)) * 8
+	q.taken -= bytes - j.taken // what it held goes with the request
+	j.taken = bytes
 }
 
 // device returns the loader where batches go to its device's memory; else nil.
@@ -268,11 +277,12 @@ func orderOf(group []*loader, world int) (batches []int) {
 func (j *job) serve(ctx context.Context, p *pass) {
 	defer p.cancel()
 	j.mu.Lock()
+	err := j.seed()
 	batches := orderOf(p.of, j.world)
 	j.mu.Unlock()
-	err := j.from.Epoch(ctx, p.epoch, batches, func(i int) Place { return j.claim(p, i) },
-		func(b *Batch) error { return j.emit(ctx, p, b) })
-	j.unclaim()
+	if err == nil {
+		err = j.make(ctx, p, batches)
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.pass = nil
@@ -284,6 +294,27 @@ func (j *job) serve(ctx context.Context, p *pass) {
 			l.end(err)
 		}
 	}
+}
+
+// seed has the epochs to come be of the nodes that came with the last one. j.mu is held.
+func (j *job) seed() error {
+	nodes := j.nodes
+	if j.nodes = nil; nodes == nil {
+		return nil
+	}
+	err := j.from.Seed(nodes)
+	for _, l := range j.ranks {
+		l.count = j.from.Batches()
+	}
+	return err
+}
+
+// make makes batches of a pass.
+func (j *job) make(ctx context.Context, p *pass, batches []int) error {
+	err := j.from.Epoch(ctx, p.epoch, batches, func(i int) Place { return j.claim(p, i) },
+		func(b *Batch) error { return j.emit(ctx, p, b) })
+	j.unclaim()
+	return err
 }
 
 // emit hands a batch to its rank, once that has a slot for it.
@@ -364,18 +395,24 @@ func (j *job) deliver(p *pass, l *loader, b *Batch) {
 	}
 }
 
-// start has a rank get the batches of an epoch, behind its first ones.
-func (j *job) start(l *loader, epoch, first int) error {
+// start has a rank get the batches of an epoch, behind its first ones, or of other nodes.
+func (j *job) start(l *loader, q *request) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	switch {
 	case l.want:
 		return errs.New(errs.Usage, "loader %d: an epoch is under way; stop it first", l.id)
-	case first < 0 || first > l.count:
-		return errs.New(errs.Usage, "batch %d is not between 0 and %d", first, l.count)
+	case q.nodes != nil && (!j.named || j.world > 1 || q.First != 0):
+		return errs.New(errs.Usage,
+			"loader %d: other nodes are for one rank that was opened with some, and first is 0", l.id)
+	case q.First < 0 || q.First > l.count && q.nodes == nil:
+		return errs.New(errs.Usage, "batch %d is not between 0 and %d", q.First, l.count)
 	}
-	l.want, l.out, l.lagging, l.epoch, l.next = true, false, false, epoch, first
-	if first == l.count {
+	l.want, l.out, l.lagging, l.epoch, l.next = true, false, false, q.Epoch, q.First
+	if q.nodes != nil {
+		j.nodes, j.key = q.nodes, "" // nobody else joins it
+		j.keep(q)
+	} else if q.First == l.count && j.nodes == nil {
 		l.end(nil)
 		return nil
 	}

@@ -273,6 +273,49 @@ func TestNodes(t *testing.T) {
 	}
 }
 
+// An epoch may bring other nodes, which the job holds in place of those before. Nobody joins it
+// then.
+func TestOtherNodes(t *testing.T) {
+	r := start(t, nil)
+	file := func(nodes ...int64) int {
+		fd, err := unix.MemfdCreate("nodes", unix.MFD_CLOEXEC)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = unix.Close(fd) })
+		_, err = unix.Write(fd, hostmem.Bytes(nodes))
+		require.NoError(t, err)
+		return fd
+	}
+	c, d := r.client(t), r.client(t)
+	made := func(c *client, split any, fd int) answer {
+		c.send(map[string]any{"type": "open", "dataset": "a"})
+		h := c.want("opened").Handle
+		require.NoError(t, c.w.write(map[string]any{"type": "loader", "handle": h, "split": split}, fd))
+		return c.want("loader")
+	}
+	l := made(c, nil, file(1, 2, 3))
+	base := r.s.Stats().RingBytes
+	next := func(l answer, epoch, first int, nodes ...int64) {
+		require.NoError(t, c.w.write(map[string]any{"type": "epoch", "id": l.ID, "epoch": epoch,
+			"first": first}, file(nodes...)))
+	}
+	for epoch, n := range []int{5, 1, 9} {
+		next(l, epoch, 0, make([]int64, n)...)
+		c.rest(epoch, 0, 0, 1, n, 100)
+		require.EqualValues(t, 8*(n-3), r.s.Stats().RingBytes-base, "what the job holds")
+	}
+	c.epoch(l, 3, 7) // of the nodes that it has
+	c.rest(3, 7, 0, 1, 9, 100)
+	next(l, 4, 0, -1)
+	require.Contains(t, c.want("error").Message, "node -1")
+	next(l, 5, 1, 1, 2)
+	require.Contains(t, c.want("error").Message, "first is 0")
+	jobs := r.s.Stats().Jobs
+	made(d, nil, file(1, 2, 3))
+	require.EqualValues(t, jobs+1, r.s.Stats().Jobs, "another job")
+	next(made(c, "train", -1), 0, 0, 1)
+	require.Contains(t, c.want("error").Message, "was opened with some")
+}
+
 func TestOtherUsersAreRefused(t *testing.T) {
 	for _, q := range []struct {
 		uid, gid uint32

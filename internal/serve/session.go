@@ -160,7 +160,7 @@ func (x *session) readOne(wait time.Duration) (q *request, taken int64, err erro
 	if !greeted && q.Type != "hello" {
 		return nil, taken, errs.New(errs.Usage, "protocol: %q before hello", q.Type)
 	}
-	if q.Type == "loader" && len(fds) > 0 {
+	if (q.Type == "loader" || q.Type == "epoch") && len(fds) > 0 {
 		var bytes int64
 		q.nodes, bytes, err = x.readNodes(fds[0])
 		taken += bytes
@@ -243,7 +243,7 @@ func (x *session) handle(q *request) error {
 	case q.Type == "epoch" && l == nil:
 		return x.out.say(failure(q.ID, errs.New(errs.Usage, "loader %d is closed", q.ID)), -1)
 	case q.Type == "epoch":
-		if err := l.job.start(l, q.Epoch, q.First); err != nil {
+		if err := l.job.start(l, q); err != nil {
 			return x.out.say(failure(q.ID, err), -1)
 		}
 		return nil
@@ -323,9 +323,8 @@ func (x *session) newLoader(q *request) (*loader, error) {
 	if l.job, first, err = x.s.join(x.parent, l, x.datasets[q.Handle-1], q.Job, r); err != nil {
 		return nil, err
 	}
-	if first { // it has the nodes until it ends
-		l.job.taken = int64(len(q.nodes)) * 8
-		q.taken -= l.job.taken
+	if first {
+		l.job.keep(q)
 	}
 	select {
 	case <-l.job.opened:

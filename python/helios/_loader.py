@@ -63,6 +63,7 @@ class _Remote:
         self.id = number
         self.batches = batches
         self.total = total  # batches of all ranks
+        self.nodes: np.ndarray[Any, Any] | None = None  # that it has, in place of a split
         self.parse: Callable[[dict[str, Any], Any], Batch]
         # The iteration that has the epoch under way, and its number.
         self._user: weakref.ref[Any] | None = None
@@ -106,8 +107,10 @@ class _Remote:
         user = None if self._user is None else self._user()
         return self.running and user is not None and not user.done
 
-    def start(self, epoch: int, first: int, user: _Iteration[Any]) -> None:
-        """Begins an epoch of an iteration, after the end of the one before."""
+    def start(
+        self, epoch: int, first: int, user: _Iteration[Any], nodes: np.ndarray[Any, Any] | None
+    ) -> None:
+        """Begins an epoch of an iteration and of nodes, after the end of the one before."""
         self._user, self.turn = weakref.ref(user), user.turn
         self._settle()
         self.abandon()
@@ -120,7 +123,14 @@ class _Remote:
             if message["type"] == "batch":
                 self._release(self._slot(message))
             self.stopping = message["type"] != "stopped"
-        self.session.send({"type": "epoch", "id": self.id, "epoch": epoch, "first": first})
+        fds: list[int] = []
+        try:
+            if nodes is not None and nodes is not self.nodes:
+                fds.append(_in_memory(nodes))
+            self.session.send({"type": "epoch", "id": self.id, "epoch": epoch, "first": first}, fds)
+        finally:
+            close_all(fds)
+        self.nodes = nodes
         self.running = True
 
     def abandon(self) -> None:
@@ -450,6 +460,7 @@ class Loader(Generic[Item]):
             close_all(fds)
         try:
             remote = _Remote(session, message, received, pinned)
+            remote.nodes = self._nodes
             remote.parse = functools.partial(
                 _parse, self._source.schema, self._source.num_nodes, self._request
             )
@@ -582,14 +593,22 @@ class Loader(Generic[Item]):
         self._turn += 1
         remote = self._connected()
         iteration.epoch, iteration.turn = self._epoch, self._turn
+        if self._nodes is not None and self._nodes is not remote.nodes:
+            remote.total = remote.batches = -(-len(self._nodes) // self.batch_size)
         iteration.wanted = self._wanted(remote.total) - self._given
         if remote.busy():
             remote = self._opened(*self._source.session())
             iteration.finalizer = weakref.finalize(iteration, remote.session.forget, remote.id)
             iteration.finalizer.atexit = False
         first = min(self._left_out() + self._given, remote.batches)
-        remote.start(self._epoch, first, iteration)
+        remote.start(self._epoch, first, iteration, self._nodes)
         return remote
+
+    def _read(self, nodes: np.ndarray[Any, Any]) -> Iterator[Item]:
+        """Is __iter__ of other input nodes, by the job that is there; of one rank."""
+        self._nodes = np.ascontiguousarray(nodes, dtype="<i8")
+        self.set_epoch(0)
+        return iter(self)
 
     def _next_epoch(self) -> int:
         """Returns the epoch of an iteration for which the user named none."""
@@ -632,7 +651,7 @@ class Loader(Generic[Item]):
     def _first(self, remote: _Remote, of: _Iteration[Item]) -> Batch | None:
         """Returns the first batch of an epoch of this rank once more."""
         if self._workers == 1:
-            remote.start(of.epoch, 0, of)
+            remote.start(of.epoch, 0, of, self._nodes)
             batch = remote.next(self._copy)
             remote.abandon()
             return batch

@@ -17,14 +17,20 @@ import torch  # isort: skip
 Array = np.ndarray[Any, Any]
 
 
+_MIN_ROWS = 1024
+_BATCH_BYTES = 64 << 20  # of rows that are read at once; more come in several batches
+
+
 class Rows:
-    """The rows of a dataset. Each read is a job of the daemon's, which opens and closes caches."""
+    """The rows of a dataset. A job of the daemon's reads them, for each type, while this lives."""
 
     def __init__(self, dataset: Dataset, **options: Any) -> None:
         """Makes it for a dataset; options are a loader's, by default mode cpu without caches."""
         self.dataset = dataset
         self._options = {"mode": "cpu", "gpu_cache": "0", "cpu_cache": "0", **options}
         self._chosen = not {"mode", "io_stack"} & set(options)  # how to read, by us
+        # Jobs that nobody reads with. Who reads takes one, so threads and forks need no lock.
+        self._idle: dict[str | None, list[NumpyLoader]] = {}
 
     def read(self, nodes: Array, kind: str | None = None) -> Any:
         """Returns the rows of nodes, of a type where there are several; one may stand twice."""
@@ -34,12 +40,38 @@ class Rows:
             return nothing[:0]
         if len(distinct) == len(nodes):
             distinct = nodes  # each once: in their order there is nothing to deal out
-        loader = self._loader(distinct, kind)
-        (batch,) = loader
-        loader.close()
-        x: Any = batch.x
-        rows = tensor(x if kind is None else x[kind], batch.x_dtype)
+        idle = self._idle.setdefault(kind, [])
+        try:
+            loader = idle.pop()
+        except IndexError:
+            loader = self._loader(distinct, kind)
+        if loader.batch_size < min(len(distinct), self._most(kind)):
+            loader.close()
+            loader = self._loader(distinct, kind)
+        rows = self._rows(loader, distinct, kind)
+        if not idle:
+            idle.append(loader)
         return rows if distinct is nodes else rows[torch.from_numpy(places.reshape(-1))]
+
+    def _rows(self, loader: NumpyLoader, nodes: Array, kind: str | None) -> Any:
+        all_of = None
+        for i, batch in enumerate(loader._read(nodes)):
+            x: Any = batch.x
+            rows = tensor(x if kind is None else x[kind], batch.x_dtype)
+            if len(rows) == len(nodes):
+                all_of = rows
+                continue  # there is no other
+            if all_of is None:
+                all_of = torch.empty((len(nodes), rows.shape[1]), dtype=rows.dtype)
+            first = i * loader.batch_size
+            all_of[first : first + len(rows)] = rows
+        return all_of
+
+    def _most(self, kind: str | None) -> int:
+        """Returns how many rows are read at once."""
+        schema = self.dataset.schema
+        dim = self.dataset.num_features if schema is None else schema.dims[str(kind)]
+        return int(max(_MIN_ROWS, _BATCH_BYTES // (4 * max(dim, 1))))
 
     def _loader(self, nodes: Array, kind: str | None) -> NumpyLoader:
         schema = self.dataset.schema
@@ -47,13 +79,13 @@ class Rows:
         only: dict[str, Any] = {"no_edges": True}
         if schema is not None:
             only = {"relation_fanout": relation_fanouts({e: [0] for e in schema.edge_types})}
+        size = max(_MIN_ROWS, 1 << (len(nodes) - 1).bit_length())
         try:
             return NumpyLoader(
                 self.dataset,
                 [1],
-                batch_size=len(nodes),
+                batch_size=min(size, self._most(kind)),
                 input_nodes=nodes if kind is None else (kind, nodes),
-                slots=2,
                 **only,
                 **self._options,
             )

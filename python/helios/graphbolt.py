@@ -25,8 +25,8 @@ class FeatureStore(gb.FeatureStore):  # type: ignore[misc]
     >>> pipe = gb.ItemSampler(items, batch_size=1024).sample_neighbor(graph, [10, 10])
     >>> pipe = pipe.fetch_feature(store, node_feature_keys=["feat"])
 
-    Rows are read one batch at a time, by the daemon: nothing is read ahead or cached, which
-    :class:`helios.dgl.DataLoader` does.
+    Rows are read one batch at a time, by a job of the daemon's that lives as long as this: nothing
+    is read ahead or cached, which :class:`helios.dgl.DataLoader` does.
     """
 
     def __init__(self, dataset: Dataset, **options: Any) -> None:

@@ -131,7 +131,7 @@ class LinkNeighborLoader(_LinkNeighborLoader):  # type: ignore[misc]
 class FeatureStore(_FeatureStore):  # type: ignore[misc]
     """``x``, read by the daemon from the SSDs, and ``y``, by node number.
 
-    Each call is a job of the daemon's, of which it opens and closes the caches: give it none.
+    A job of the daemon's answers all calls, of each type one, as long as this lives.
     """
 
     def __init__(self, dataset: Dataset, **options: Any) -> None:

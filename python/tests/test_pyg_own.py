@@ -6,7 +6,10 @@ test_neighbor_loader that the daemon's sampler has no answer to (docs/reference/
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
+import os
+import signal
 import warnings
 from types import SimpleNamespace
 
@@ -23,6 +26,8 @@ from torch_geometric.data import Data, EdgeAttr, HeteroData, TensorAttr  # noqa:
 from torch_geometric.sampler import NegativeSampling  # noqa: E402
 
 import helios.pyg  # noqa: E402
+from helios import _rows  # noqa: E402
+from helios._session import Session  # noqa: E402
 from helios.pyg import LinkNeighborLoader, NeighborLoader  # noqa: E402
 
 KINDS = ("directional", "bidirectional")
@@ -490,6 +495,74 @@ def test_feature_store(graph, typed):
             del store[group, "x", index]
         with pytest.raises((helios.UsageError, KeyError)):
             store.get_tensor(group, "feat", index=index)
+
+
+def asked(monkeypatch):
+    """Returns a list to which requests to daemons are added."""
+    ask, kinds = Session.ask, []
+
+    def noted(self, message, *more):
+        kinds.append(message["type"])
+        return ask(self, message, *more)
+
+    monkeypatch.setattr(Session, "ask", noted)
+    return kinds
+
+
+def test_a_feature_store_keeps_its_job(graph, monkeypatch):
+    """Reads of any size come from one job, which grows, and ends with the store."""
+    monkeypatch.setattr(_rows, "_MIN_ROWS", 16)
+    monkeypatch.setattr(_rows, "_BATCH_BYTES", 32 * 4 * 4)
+    kinds, store = asked(monkeypatch), helios.pyg.FeatureStore(graph)
+    rng, got = np.random.default_rng(5), []
+    for n in (9, 16, 3, 27, 100, 1, 90, 32, 0, 12):  # up to 4 batches
+        index = torch.from_numpy(rng.permutation(100)[:n])
+        got.append((index, store.get_tensor(TensorAttr(None, "x", index))))
+    assert kinds.count("loader") == 2  # of 16 rows, and of 32
+    for index, x in got:  # whatever was read since
+        assert torch.equal(x, graph.x[index])
+    (job,) = store._rows._idle[None]
+    end = job._finalizer
+    assert end.alive
+    del store, job
+    assert not end.alive
+
+
+def test_a_feature_store_in_threads_and_forks(graph, monkeypatch):
+    kinds, store = asked(monkeypatch), helios.pyg.FeatureStore(graph)
+
+    def read(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(20):
+            index = torch.from_numpy(rng.integers(0, 100, 30))
+            assert torch.equal(store.get_tensor(TensorAttr(None, "x", index)), graph.x[index])
+
+    read(0)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(read, range(4)))
+    assert len(store._rows._idle[None]) == 1
+    children = []
+    for seed in range(2):
+        if (pid := os.fork()) == 0:
+            try:
+                before = len(kinds)
+                read(seed)
+                os._exit(0 if kinds[before:].count("loader") == 1 else 3)
+            finally:
+                os._exit(1)
+        children.append(pid)
+    read(1)
+    assert [os.waitstatus_to_exitcode(os.waitpid(p, 0)[1]) for p in children] == [0, 0]
+
+
+def test_a_feature_store_after_its_daemon(graph):
+    """A daemon that is killed is said once; then there is another."""
+    store, attr = helios.pyg.FeatureStore(graph), TensorAttr(None, "x", torch.tensor([7, 7, 1]))
+    before = store.get_tensor(attr)
+    os.kill(graph.session()[0].daemon_pid, signal.SIGKILL)
+    with pytest.raises(helios.DaemonDied, match="was killed"):
+        store.get_tensor(attr)
+    assert torch.equal(store.get_tensor(attr), before)
 
 
 def test_graph_store(graph, typed):
