@@ -14,13 +14,16 @@ import (
 // SampleEnterHash (ids to frontier indices in order of first appearance, by a table whose entries
 // are prefetched). All but SampleRows' and SampleDraw's rare cases are free of branches that depend
 // on data. Every level gives the same results.
+//
+// Prefetches go to the second-level cache, far ahead: misses there overlap more than those of the
+// first level, and they bound the rate on large graphs.
 
 const (
 	// SampleGroup is the number of nodes whose draws stand side by side.
 	SampleGroup = 16
 	// SampleAhead is the number of elements, of any value, that must be readable behind the ids
 	// that are entered.
-	SampleAhead = 32
+	SampleAhead = 128
 	// SampleMaxDraws bounds the draws of a node in SampleDraw: each is compared with all earlier
 	// ones.
 	SampleMaxDraws = 64

@@ -611,11 +611,11 @@ TEXT ·sampleRowsAsm(SB), NOSPLIT, $0-88
 row:
 	CMPQ       DI, n+8(FP)
 	JAE        done
-	LEAQ       32(DI), R9
+	LEAQ       64(DI), R9
 	CMPQ       R9, readable+16(FP)
 	CMOVQCC    DI, R9
 	MOVQ       (AX)(R9*8), R9
-	PREFETCHT0 (CX)(R9*8)
+	PREFETCHT1 (CX)(R9*8)
 	MOVQ       (AX)(DI*8), R9
 	CMPQ       R9, numNodes+32(FP)
 	JAE        done
@@ -665,7 +665,7 @@ node:
 edge:
 	MOVL       (R10), R12
 	SHLQ       CL, R12
-	PREFETCHT0 (R9)(R12*1)
+	PREFETCHT1 (R9)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R8
 	JNE        edge
@@ -767,17 +767,17 @@ TEXT ·sampleEnterAsm(SB), NOSPLIT, $0-64
 
 warm:
 	MOVL       (AX)(R10*4), R11
-	PREFETCHT0 (DX)(R11*4)
+	PREFETCHT1 (DX)(R11*4)
 	INCQ       R10
-	CMPQ       R10, $0x20
+	CMPQ       R10, $0x00000080
 	JB         warm
 	XORQ       R10, R10
 	TESTQ      CX, CX
 	JEQ        done
 
 edge:
-	MOVL       128(AX)(R10*4), R11
-	PREFETCHT0 (DX)(R11*4)
+	MOVL       512(AX)(R10*4), R11
+	PREFETCHT1 (DX)(R11*4)
 	MOVL       (AX)(R10*4), R11
 	MOVL       (DX)(R11*4), R12
 	XORL       BX, R12
@@ -814,20 +814,20 @@ warm:
 	MOVQ       R10, R13
 	IMULQ      R15, R13
 	SHRXQ      DX, R13, R13
-	PREFETCHT0 (CX)(R13*8)
+	PREFETCHT1 (CX)(R13*8)
 	INCQ       R9
-	CMPQ       R9, $0x20
+	CMPQ       R9, $0x00000080
 	JB         warm
 	XORQ       R9, R9
 	CMPQ       n+8(FP), $0x00
 	JEQ        done
 
 edge:
-	MOVL       128(AX)(R9*4), R10
+	MOVL       512(AX)(R9*4), R10
 	MOVQ       R10, R13
 	IMULQ      R15, R13
 	SHRXQ      DX, R13, R13
-	PREFETCHT0 (CX)(R13*8)
+	PREFETCHT1 (CX)(R13*8)
 	MOVL       (AX)(R9*4), R10
 	MOVQ       R10, R13
 	IMULQ      R15, R13

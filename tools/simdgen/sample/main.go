@@ -316,7 +316,7 @@ func rows() {
 	n, readable, numNodes, numEdges, k := addr("n"), addr("readable"), addr("numNodes"),
 		addr("numEdges"), addr("k")
 	first, deg, local := param("first"), param("deg"), param("local")
-	const ahead = 32
+	const ahead = 64
 	i, sum, v, w, f, e := GP64(), GP64(), GP64(), GP64(), GP64(), GP64()
 	XORQ(i, i)
 	XORQ(sum, sum)
@@ -327,7 +327,7 @@ func rows() {
 	CMPQ(w, readable)
 	CMOVQCC(i, w)
 	MOVQ(indexed(nodes, w, 8, 0), w)
-	PREFETCHT0(indexed(indptr, w, 8, 0))
+	PREFETCHT1(indexed(indptr, w, 8, 0))
 	MOVQ(indexed(nodes, i, 8, 0), v)
 	CMPQ(v, numNodes)
 	JAE(operand.LabelRef("done"))
@@ -374,7 +374,7 @@ func prefetch() {
 	Label("edge")
 	MOVL(at(c, 0), o.As32())
 	SHLQ(reg.CL, o)
-	PREFETCHT0(indexed(p, o, 1, 0))
+	PREFETCHT1(indexed(p, o, 1, 0))
 	ADDQ(imm(4*group), c)
 	DECQ(i)
 	JNE(operand.LabelRef("edge"))
@@ -425,7 +425,8 @@ func gather(name string, width int) {
 	RET()
 }
 
-const aheadIDs = 32 // ids between a prefetch and its use; ids has as many more, of any value
+// aheadIDs is how many ids lie between a prefetch and its use; ids has as many more, of any value.
+const aheadIDs = 128
 
 func enterDirect() {
 	TEXT("sampleEnterAsm", NOSPLIT,
@@ -438,16 +439,16 @@ func enterDirect() {
 	XORQ(i, i)
 	Label("warm")
 	MOVL(indexed(ids, i, 4, 0), id.As32())
-	PREFETCHT0(indexed(table, id, 4, 0))
+	PREFETCHT1(indexed(table, id, 4, 0))
 	INCQ(i)
-	CMPQ(i, imm(aheadIDs))
+	CMPQ(i, operand.U32(aheadIDs))
 	JB(operand.LabelRef("warm"))
 	XORQ(i, i)
 	TESTQ(n, n)
 	JEQ(operand.LabelRef("done"))
 	Label("edge")
 	MOVL(indexed(ids, i, 4, 4*aheadIDs), far.As32())
-	PREFETCHT0(indexed(table, far, 4, 0))
+	PREFETCHT1(indexed(table, far, 4, 0))
 	MOVL(indexed(ids, i, 4, 0), id.As32())
 	MOVL(indexed(table, id, 4, 0), x.As32())
 	XORL(stamp, x.As32())
@@ -488,9 +489,9 @@ func enterHash() {
 	Label("warm")
 	MOVL(indexed(ids, i, 4, 0), id.As32())
 	hash()
-	PREFETCHT0(indexed(table, h, 8, 0))
+	PREFETCHT1(indexed(table, h, 8, 0))
 	INCQ(i)
-	CMPQ(i, imm(aheadIDs))
+	CMPQ(i, operand.U32(aheadIDs))
 	JB(operand.LabelRef("warm"))
 	XORQ(i, i)
 	CMPQ(n, imm(0))
@@ -498,7 +499,7 @@ func enterHash() {
 	Label("edge")
 	MOVL(indexed(ids, i, 4, 4*aheadIDs), id.As32())
 	hash()
-	PREFETCHT0(indexed(table, h, 8, 0))
+	PREFETCHT1(indexed(table, h, 8, 0))
 	MOVL(indexed(ids, i, 4, 0), id.As32())
 	hash()
 	SHLXQ(posBits, id, want)
