@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"helios/cuda"
 	"helios/internal/hostmem"
 	"helios/internal/simd"
@@ -24,9 +26,7 @@ import (
 func device(t testing.TB, sms int) cuda.Device {
 	t.Helper()
 	h, err := cuda.NewHost(cuda.HostOptions{SMs: sms})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := h.Close(); err != nil && !t.Failed() {
 			t.Error(err) // a leak
@@ -56,18 +56,14 @@ func (b blind) Alloc(kind cuda.MemKind, size int64, purpose string) (cuda.Buffer
 func must[T any](v T, err error) func(t testing.TB) T {
 	return func(t testing.TB) T {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return v
 	}
 }
 
 func ok(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 func stream(t testing.TB, dev cuda.Device) cuda.Stream {
@@ -556,9 +552,7 @@ func TestHeteroOnBlindDevice(t *testing.T) {
 	}
 	buf := upload(t, host, nodes)
 	ok(t, h.Lookup(limit(t), st, buf.Ptr(), 0, 9000, b))
-	if err := same(snapshot(t, st, b), naiveLookup(p, nodes, 0, 9000, 2)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, same(snapshot(t, st, b), naiveLookup(p, nodes, 0, 9000, 2)))
 	ok(t, b.Close())
 	ok(t, h.Close())
 	ok(t, st.Close())

@@ -12,6 +12,8 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
+
 	"helios/internal/hostcpu"
 	"helios/internal/hostmem"
 )
@@ -55,9 +57,7 @@ func init() {
 func open(t testing.TB, opt HostOptions) *Host {
 	t.Helper()
 	h, err := NewHost(opt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := h.Close(); err != nil && !t.Failed() {
 			t.Error(err)
@@ -69,9 +69,7 @@ func open(t testing.TB, opt HostOptions) *Host {
 func stream(t testing.TB, h *Host, opt StreamOptions) Stream {
 	t.Helper()
 	s, err := h.NewStream(opt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
@@ -79,9 +77,7 @@ func stream(t testing.TB, h *Host, opt StreamOptions) Stream {
 func kernel(t testing.TB, h *Host, name string) Kernel {
 	t.Helper()
 	k, err := h.Kernel(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return k
 }
 
@@ -101,9 +97,7 @@ func TestHostAdd(t *testing.T) {
 		h := open(t, HostOptions{SMs: sms})
 		s := stream(t, h, StreamOptions{Name: "add"})
 		b, err := h.Alloc(MemDevice, 8000, "sums")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		k := kernel(t, h, "test_add")
 		for i := range 300 {
 			if err := Launch(s, k, LaunchConfig{1 + i%7, 32},
@@ -111,17 +105,13 @@ func TestHostAdd(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := s.Synchronize(limit(t)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, s.Synchronize(limit(t)))
 		for i, v := range View[uint64](b.Ptr(), 1000) {
 			if v != 300 {
 				t.Fatalf("%d SMs: element %d is %d", sms, i, v)
 			}
 		}
-		if err := b.Free(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, b.Free())
 	}
 }
 
@@ -168,9 +158,7 @@ func TestOneSlotTwoStreams(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, s := range []Stream{complete, submit} {
-				if err := s.Synchronize(limit(t)); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, s.Synchronize(limit(t)))
 			}
 			if turns[0].Load() != rounds*blocks || turns[1].Load() != rounds*blocks {
 				t.Fatal("a block ended early")
@@ -243,21 +231,15 @@ func TestPanicKeepsItsStack(t *testing.T) {
 	}
 	// The slot is back: the device goes on.
 	other := stream(t, h, StreamOptions{})
-	if err := Launch(other, kernel(t, h, "test_nop"), LaunchConfig{9, 32}, struct{}{}); err != nil {
-		t.Fatal(err)
-	}
-	if err := other.Synchronize(limit(t)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Launch(other, kernel(t, h, "test_nop"), LaunchConfig{9, 32}, struct{}{}))
+	require.NoError(t, other.Synchronize(limit(t)))
 }
 
 func TestKernelReadsPastABuffer(t *testing.T) {
 	h := open(t, HostOptions{SMs: 1})
 	s := stream(t, h, StreamOptions{})
 	b, err := h.Alloc(MemDevice, 80, "ten words")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if err := Launch(s, kernel(t, h, "test_add"), LaunchConfig{1, 32},
 		addParams{b.Ptr(), 11, 1}); err != nil {
 		t.Fatal(err)
@@ -325,12 +307,8 @@ func TestBusyWorkers(t *testing.T) {
 		b.Park(func() { time.Sleep(20 * time.Millisecond) })
 	})
 	began := time.Now()
-	if err := Launch(s, kernel(t, h, "test_hook"), LaunchConfig{2, 32}, struct{}{}); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Synchronize(limit(t)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Launch(s, kernel(t, h, "test_hook"), LaunchConfig{2, 32}, struct{}{}))
+	require.NoError(t, s.Synchronize(limit(t)))
 	took := time.Since(began)
 	busy := h.BusyWorkers()
 	if len(busy) != 3 || busy[2] != 0 {
@@ -384,9 +362,7 @@ func TestBubble(t *testing.T) {
 				t.Fatal(err)
 			}
 			time.Sleep(time.Hour)
-			if err := s.Synchronize(limit(t)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, s.Synchronize(limit(t)))
 		}
 	})
 }
@@ -411,9 +387,7 @@ func TestBusyIsTimeOnASlot(t *testing.T) {
 		}
 	}
 	for _, s := range []Stream{low, high} {
-		if err := s.Synchronize(limit(t)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, s.Synchronize(limit(t)))
 	}
 	took := time.Since(began)
 	if l, h := low.Busy(), high.Busy(); l < 50*time.Millisecond || h < 50*time.Millisecond ||
@@ -452,9 +426,7 @@ func TestEqualPrioritiesShare(t *testing.T) {
 	}
 	close(begun)
 	for _, s := range []Stream{short, long} {
-		if err := s.Synchronize(limit(t)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, s.Synchronize(limit(t)))
 	}
 	if ran := shortAt.Load(); ran == 0 || ran == blocks {
 		t.Errorf("the short kernel ran after %d of %d blocks", ran, blocks)
@@ -467,9 +439,7 @@ func TestFullQueueHasADeadline(t *testing.T) {
 	gate := make(chan struct{})
 	hook(t, &tBlock, func(b *Block) { b.Park(func() { <-gate }) })
 	k, nop := kernel(t, h, "test_hook"), kernel(t, h, "test_nop")
-	if err := Launch(s, k, LaunchConfig{1, 32}, struct{}{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Launch(s, k, LaunchConfig{1, 32}, struct{}{}))
 	var err error
 	for range 4 {
 		err = Launch(s, nop, LaunchConfig{1, 32}, struct{}{})
@@ -487,26 +457,18 @@ func TestFullQueueHasADeadline(t *testing.T) {
 // A kernel that hangs makes Close late and loud, not hang with it, and its memory stays mapped.
 func TestCloseWithAStuckKernel(t *testing.T) {
 	h, err := NewHost(HostOptions{SMs: 1, CloseTimeout: 20 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	s, err := h.NewStream(StreamOptions{Name: "stuck"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	buf, err := h.Alloc(MemDevice, 8, "in use")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	gate, end := make(chan struct{}), make(chan struct{})
 	hook(t, &tBlock, func(b *Block) {
 		b.Park(func() { <-gate })
 		View[uint64](buf.Ptr(), 1)[0] = 7
 		close(end)
 	})
-	if err := Launch(s, kernel(t, h, "test_hook"), LaunchConfig{1, 32}, struct{}{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Launch(s, kernel(t, h, "test_hook"), LaunchConfig{1, 32}, struct{}{}))
 	if err := s.Close(); err == nil || !strings.Contains(err.Error(), "test_hook") {
 		t.Errorf("stream: %v", err)
 	}
@@ -527,17 +489,11 @@ func TestRegisterRules(t *testing.T) {
 		t.Errorf("memory of Go's heap: %v", err)
 	}
 	mem, err := hostmem.Alloc(1<<16, "test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	whole, err := h.Register(mem[4096:40960], "whole")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	part, err := h.Register(mem[8192:12288], "part")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := h.Register(mem[:8192], "crossing"); err == nil || !strings.Contains(err.Error(),
 		"whole") {
 		t.Errorf("an overlap: %v", err)
@@ -546,24 +502,16 @@ func TestRegisterRules(t *testing.T) {
 		t.Errorf("usage %v", u)
 	}
 	s := stream(t, h, StreamOptions{})
-	if err := whole.Free(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, whole.Free())
 	if err := s.Fill(part.Ptr(), 1, 4096); err != nil {
 		t.Errorf("a part outlives the whole's registration: %v", err)
 	}
-	if err := s.Synchronize(limit(t)); err != nil {
-		t.Fatal(err)
-	}
-	if err := part.Free(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, s.Synchronize(limit(t)))
+	require.NoError(t, part.Free())
 	if err := s.Fill(part.Ptr(), 1, 1); err == nil {
 		t.Error("a fill of memory that is registered no more")
 	}
-	if err := hostmem.Free(mem); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, hostmem.Free(mem))
 }
 
 // Random grids whose blocks yield, park and run, on streams of random priorities and budgets:
@@ -655,13 +603,9 @@ func benchLaunch(b *testing.B, blocks int) {
 	k := kernel(b, h, "test_nop")
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := Launch(s, k, LaunchConfig{blocks, 32}, struct{}{}); err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, Launch(s, k, LaunchConfig{blocks, 32}, struct{}{}))
 	}
-	if err := s.Synchronize(context.Background()); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, s.Synchronize(context.Background()))
 }
 
 func BenchmarkLaunch1(b *testing.B)  { benchLaunch(b, 1) }
@@ -673,12 +617,8 @@ func BenchmarkLaunchSync(b *testing.B) {
 	s := stream(b, h, StreamOptions{})
 	k := kernel(b, h, "test_nop")
 	for b.Loop() {
-		if err := Launch(s, k, LaunchConfig{1, 32}, struct{}{}); err != nil {
-			b.Fatal(err)
-		}
-		if err := s.Synchronize(context.Background()); err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, Launch(s, k, LaunchConfig{1, 32}, struct{}{}))
+		require.NoError(b, s.Synchronize(context.Background()))
 	}
 }
 
@@ -732,12 +672,8 @@ func TestMeterCPU(t *testing.T) {
 			b.Resume()
 			spin(own)
 		})
-		if err := Launch(s, kernel(t, h, "test_hook"), LaunchConfig{2, 32}, struct{}{}); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Synchronize(limit(t)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, Launch(s, kernel(t, h, "test_hook"), LaunchConfig{2, 32}, struct{}{}))
+		require.NoError(t, s.Synchronize(limit(t)))
 		return hostcpu.Spent()[by] - before
 	}
 	if d := run(); d != 0 {

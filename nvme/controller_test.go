@@ -12,6 +12,8 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
+
 	"helios/internal/errs"
 	"helios/internal/hostmem"
 )
@@ -29,9 +31,7 @@ func openBus(t *testing.T, f *fakeBus, b Bus, opt Options) *Controller {
 	t.Helper()
 	leaks(t, f)
 	c, err := Open(t.Context(), b, opt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := c.Close(context.Background()); err != nil {
 			t.Errorf("close: %v", err)
@@ -534,9 +534,7 @@ func TestTimeoutExhaustion(t *testing.T) {
 		t.Errorf("%+v, %v", n, err)
 	}
 	f.with(func() { f.handle = nil })
-	if err := c.Reset(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Reset(t.Context()))
 	if _, err := c.SMART(t.Context()); err != nil {
 		t.Errorf("after reset: %v", err)
 	}
@@ -576,9 +574,7 @@ func TestFatalDuringCommand(t *testing.T) {
 				t.Errorf("next command: %v", err)
 			}
 			f.with(func() { f.gone, f.neverReady, f.handle = false, false, nil })
-			if err := c.Reset(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, c.Reset(t.Context()))
 			if _, err := c.SMART(t.Context()); err != nil {
 				t.Errorf("after reset: %v", err)
 			}
@@ -631,9 +627,7 @@ func TestProtocolBreaches(t *testing.T) {
 				t.Errorf("next command: %v", err)
 			}
 			f.with(func() { f.handle = nil })
-			if err := c.Reset(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, c.Reset(t.Context()))
 			if _, err := c.SMART(t.Context()); err != nil {
 				t.Errorf("after reset: %v", err)
 			}
@@ -652,9 +646,7 @@ func TestQueuePairs(t *testing.T) {
 	var all []*QueuePair
 	for i, n := range []int{2, 64, 65, 1024, 3, 128} {
 		q, err := c.CreateQueuePair(t.Context(), n)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if int(q.ID) != i+1 || q.Entries != n || len(q.SQ) != n*64 || len(q.CQ) != n*16 ||
 			cap(q.SQ) != len(q.SQ) ||
 			q.SQDoorbell != &f.db[2*q.ID] || q.CQDoorbell != &f.db[2*q.ID+1] {
@@ -674,9 +666,7 @@ func TestQueuePairs(t *testing.T) {
 	if _, err := c.CreateQueuePair(t.Context(), 64); errs.ClassOf(err) != errs.Capability {
 		t.Errorf("one more than granted: %v", err)
 	}
-	if err := c.DeleteQueuePair(t.Context(), all[2]); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.DeleteQueuePair(t.Context(), all[2]))
 	if err := c.DeleteQueuePair(t.Context(), all[2]); err == nil || !strings.Contains(err.Error(),
 		"deleted already") {
 		t.Errorf("deleted twice: %v", err)
@@ -686,18 +676,14 @@ func TestQueuePairs(t *testing.T) {
 		t.Fatalf("%+v %v", q, err)
 	}
 	// After a reset the pairs are gone at the controller, but their memory stays readable.
-	if err := c.Reset(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Reset(t.Context()))
 	if len(f.cqs) != 0 {
 		t.Error("the reset left queues")
 	}
 	for _, q := range all[:2] {
 		_ = *(*Completion)(unsafe.Pointer(&q.CQ[len(q.CQ)-16]))
 		n := f.sent(AdminDeleteSQ)
-		if err := c.DeleteQueuePair(t.Context(), q); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, c.DeleteQueuePair(t.Context(), q))
 		if f.sent(AdminDeleteSQ) != n {
 			t.Error("a queue of before the reset was deleted at the controller")
 		}
@@ -706,9 +692,7 @@ func TestQueuePairs(t *testing.T) {
 		t.Fatalf("%+v %v", q, err)
 	}
 	// Close deletes the rest in order: submission queue first.
-	if err := c.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Close(t.Context()))
 	n := len(f.log)
 	if f.log[n-2].Opcode != AdminDeleteSQ || f.log[n-1].Opcode != AdminDeleteCQ || f.csts != 0 ||
 		!f.closed {
@@ -728,15 +712,11 @@ func TestVisitQueuePair(t *testing.T) {
 	var all []*QueuePair
 	for range c.MaxQueuePairs() - 1 {
 		q, err := c.CreateQueuePair(t.Context(), 4)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		all = append(all, q)
 	}
 	visitor, err := c.VisitQueuePair(t.Context(), 4)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := c.VisitQueuePair(t.Context(), 4); errs.ClassOf(err) != errs.Capability {
 		t.Errorf("a second visitor: %v", err)
 	}
@@ -758,9 +738,7 @@ func TestVisitQueuePair(t *testing.T) {
 		t.Error("created beside the visitor")
 	case <-time.After(20 * time.Millisecond):
 	}
-	if err := c.DeleteQueuePair(t.Context(), visitor); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.DeleteQueuePair(t.Context(), visitor))
 	if q := <-got; q == nil || q.ID != visitor.ID {
 		t.Errorf("%+v", q)
 	}
@@ -768,9 +746,7 @@ func TestVisitQueuePair(t *testing.T) {
 		t.Errorf("all are taken for good: %v", err)
 	}
 	for _, q := range all {
-		if err := c.DeleteQueuePair(t.Context(), q); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, c.DeleteQueuePair(t.Context(), q))
 	}
 }
 
@@ -823,9 +799,7 @@ func TestQueuePairFailures(t *testing.T) {
 	if q, err = c.CreateQueuePair(t.Context(), 64); err != nil || q.ID != 3 {
 		t.Fatalf("%+v %v", q, err)
 	}
-	if err := c.Reset(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Reset(t.Context()))
 	if len(f.maps) != mappings+1 { // q's
 		t.Errorf("%d mappings after the reset", len(f.maps))
 	}
@@ -1021,15 +995,9 @@ func TestResetUnderLoad(t *testing.T) {
 	}
 	for range 20 {
 		q, err := c.CreateQueuePair(t.Context(), 32)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Reset(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.DeleteQueuePair(t.Context(), q); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
+		require.NoError(t, c.Reset(t.Context()))
+		require.NoError(t, c.DeleteQueuePair(t.Context(), q))
 	}
 	close(stop)
 	wg.Wait()
@@ -1062,9 +1030,7 @@ func TestEndedByResetAndClose(t *testing.T) {
 			go func() { _, err := c.SMART(t.Context()); got <- err }()
 			<-sent
 		}
-		if err := s.end(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, s.end(t.Context()))
 		for range 2 {
 			select {
 			case err := <-got:
@@ -1090,9 +1056,7 @@ func TestResetFails(t *testing.T) {
 		t.Errorf("after a failed reset: %v", err)
 	}
 	f.with(func() { f.neverReady = false })
-	if err := c.Reset(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Reset(t.Context()))
 	lost := errors.New("somebody loads it")
 	remove := c.GuardResets(func() error { return lost })
 	c.GuardResets(func() error { return nil })() // another that comes and goes takes none away
@@ -1109,9 +1073,7 @@ func TestResetFails(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	f.with(func() { f.ns.NSZE *= 2 })
-	if err := c.Reset(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Reset(t.Context()))
 }
 
 func TestCloseBad(t *testing.T) {
@@ -1119,9 +1081,7 @@ func TestCloseBad(t *testing.T) {
 		f := newFake()
 		leaks(t, f)
 		c, err := Open(t.Context(), f, quick)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		f.with(func() { f.noShutdown = true })
 		if err := c.Close(t.Context()); !errors.Is(err, ErrTimeout) ||
 			!strings.Contains(err.Error(), "shutdown: CSTS.SHST") {
@@ -1144,9 +1104,7 @@ func TestCloseBad(t *testing.T) {
 		f := newFake()
 		before := fmt.Sprint(hostmem.Usage())
 		c, err := Open(t.Context(), f, quick)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		f.with(func() { f.neverIdle = true })
 		if err := c.Close(t.Context()); !errors.Is(err, ErrTimeout) {
 			t.Errorf("error %v", err)
@@ -1159,9 +1117,7 @@ func TestCloseBad(t *testing.T) {
 	t.Run("bus does not unmap", func(t *testing.T) {
 		f := newFake()
 		c, err := Open(t.Context(), f, quick)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		boom := errors.New("unmap refused")
 		f.with(func() { f.unmapErr = boom })
 		if err := c.Close(t.Context()); !errors.Is(err, boom) {

@@ -14,6 +14,8 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
+
 	"helios/internal/errs"
 	"helios/internal/faultinject"
 	"helios/internal/hostmem"
@@ -36,9 +38,7 @@ type driver struct {
 func newDriver(t *testing.T, c *nvme.Controller, entries int) *driver {
 	t.Helper()
 	qp, err := c.CreateQueuePair(t.Context(), entries)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return &driver{Queue: testrig.QueueOf(c.Bus(), qp), t: t, c: c, qp: qp,
 		flight: map[uint16]bool{}}
 }
@@ -89,13 +89,9 @@ func newMemory(t *testing.T, c *nvme.Controller, bytes int) *memory {
 	t.Helper()
 	const lists = 16 * 4096
 	b, err := hostmem.Alloc(int64(bytes+lists), "nvme e2e test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	iova, err := c.MapDMA(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := errors.Join(c.UnmapDMA(iova, int64(len(b))), hostmem.Free(b)); err != nil {
 			t.Error(err)
@@ -113,9 +109,7 @@ func (m *memory) prp(t *testing.T, off, n int) (uint64, uint64) {
 		used++
 		return hostmem.View[uint64](m.data[pos : pos+4096]), m.iova + nvme.IOVA(pos), nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return p1, p2
 }
 
@@ -143,16 +137,12 @@ func kinds(t *testing.T, fn func(t *testing.T, cfg device)) {
 		}
 		t.Run(name, func(t *testing.T) {
 			k.Path = filepath.Join(t.TempDir(), "ssd.img")
-			if err := proxy.Create(k.Path, 16<<20); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, proxy.Create(k.Path, 16<<20))
 			fn(t, device{Config: k})
 		})
 		t.Run(name+"-behind-faults", func(t *testing.T) {
 			k.Path = filepath.Join(t.TempDir(), "ssd.img")
-			if err := proxy.Create(k.Path, 16<<20); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, proxy.Create(k.Path, 16<<20))
 			fn(t, device{Config: k, front: true})
 		})
 	}
@@ -178,9 +168,7 @@ func bringUp(t *testing.T, cfg device, opt nvme.Options) *nvme.Controller {
 		}
 	})
 	ssd, err := proxy.Open(cfg.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var bus nvme.Bus = ssd
 	if cfg.front {
 		bus = faultbus.New(ssd, cfg.faults, faultbus.Options{})
@@ -202,9 +190,7 @@ func bringUp(t *testing.T, cfg device, opt nvme.Options) *nvme.Controller {
 func openFiles(t *testing.T) int {
 	t.Helper()
 	l, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return len(l)
 }
 
@@ -296,9 +282,7 @@ func TestProxyReadsWhatWasWritten(t *testing.T) {
 			t.Fatal(st)
 		}
 		before, err := c.SMART(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		// A full ring of reads, each to its own block of memory.
 		for round := range 20 {
 			want := map[uint16]int{}
@@ -379,14 +363,10 @@ func TestProxyRefusals(t *testing.T) {
 // lost, and the deletion of its queue.
 func TestProxyFaults(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ssd.img")
-	if err := proxy.Create(path, 4<<20); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, proxy.Create(path, 4<<20))
 	faults, err := faultinject.Parse(
 		"error(op=read,lba=100-107,sct=2,sc=0x81,dnr=1,times=1);lost(op=read,lba=200,times=2)")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	c := bringUp(t, device{Config: proxy.Config{Path: path, RAM: true}, front: true,
 		faults: faults}, nvme.Options{})
 	d := newDriver(t, c, 16)
@@ -453,9 +433,7 @@ func TestProxyReset(t *testing.T) {
 				d.submit(nvme.ReadCommand(uint16(i), 1, nvme.LBA(i*8), uint32(4096/cfg.LBABytes),
 					p1, p2))
 			}
-			if err := c.Reset(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, c.Reset(t.Context()))
 			for i := range m.data[:m.lists] {
 				m.data[i] = byte(round + 1)
 			}
@@ -470,9 +448,7 @@ func TestProxyReset(t *testing.T) {
 			if n := bytes.Count(m.data[:m.lists-8192], []byte{byte(round + 1)}); n != m.lists-8192 {
 				t.Fatalf("round %d: %d bytes changed after the reset", round, m.lists-8192-n)
 			}
-			if err := c.DeleteQueuePair(t.Context(), d.qp); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, c.DeleteQueuePair(t.Context(), d.qp))
 		}
 	})
 }

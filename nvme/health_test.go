@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 func TestHealth(t *testing.T) {
@@ -35,9 +37,7 @@ func TestHealth(t *testing.T) {
 			err := c.Health()
 			f.with(func() { f.fakeRegisters = was })
 			if s.is == nil {
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				return
 			}
 			var fatal *FatalError
@@ -55,13 +55,9 @@ func TestDisable(t *testing.T) {
 	f := newFake()
 	c := open(t, f, quick)
 	qp, err := c.CreateQueuePair(t.Context(), 8)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	gen := c.Generation()
-	if err := c.Disable(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Disable(t.Context()))
 	if f.cc&1 != 0 || c.Generation() != gen+1 {
 		t.Errorf("CC %#x, generation %d, was %d", f.cc, c.Generation(), gen)
 	}
@@ -75,9 +71,7 @@ func TestDisable(t *testing.T) {
 	if err := c.DeleteQueuePair(t.Context(), qp); err != nil {
 		t.Error(err)
 	}
-	if err := c.Reset(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Reset(t.Context()))
 	if _, err := c.SMART(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -99,19 +93,13 @@ func TestQueueIDsAfterReset(t *testing.T) {
 	f := newFake()
 	c := open(t, f, quick)
 	old, err := c.CreateQueuePair(t.Context(), 8)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Reset(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, c.Reset(t.Context()))
 	a, err := c.CreateQueuePair(t.Context(), 8)
 	if err != nil || a.ID == old.ID {
 		t.Fatalf("queue %v for another owner, %d is still rung: %v", a, old.ID, err)
 	}
-	if err := c.DeleteQueuePair(t.Context(), old); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.DeleteQueuePair(t.Context(), old))
 	b, err := c.CreateQueuePair(t.Context(), 8)
 	if err != nil || b.ID != old.ID {
 		t.Errorf("queue %v, want ID %d again: %v", b, old.ID, err)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"unsafe"
+
+	"github.com/stretchr/testify/require"
 )
 
 // prpLists hands out list memories at made-up addresses and finds them again for the walker.
@@ -244,9 +246,7 @@ func FuzzBuildPRP(f *testing.F) {
 func TestPRPEntriesAreLittleEndian(t *testing.T) {
 	l := &prpLists{page: 4096}
 	_, prp2, err := BuildPRP(0x1_2000, 3*4096, 4096, l.next)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if got := binary.LittleEndian.Uint64(l.load(prp2)); got != 0x1_3000 {
 		t.Fatalf("first entry %#x", got)
 	}

@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"helios/cache/superbatch"
 )
 
@@ -33,9 +35,7 @@ func BenchmarkBuild(b *testing.B) {
 				f := &file{}
 				res, err := Build(b.Context(), m, Config{Rows: 2e6, RowBytes: 512, Hot: 1e5,
 					Segment: 50, Budget: budget, Workers: 2}, f)
-				if err != nil {
-					b.Fatal(err)
-				}
+				require.NoError(b, err)
 				s = res.Stats
 			}
 			b.ReportMetric(float64(s.Accesses)*float64(b.N)/b.Elapsed().Seconds()/1e6,

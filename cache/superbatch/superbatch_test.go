@@ -364,9 +364,7 @@ func BenchmarkInspect(b *testing.B) {
 			from := cpuSeconds(b)
 			for b.Loop() {
 				x, err := Inspect(b.Context(), m, c)
-				if err != nil {
-					b.Fatal(err)
-				}
+				require.NoError(b, err)
 				s = x.Stats
 			}
 			b.ReportMetric(float64(s.Accesses)*float64(b.N)/b.Elapsed().Seconds()/1e6,
@@ -388,9 +386,7 @@ func BenchmarkBegin(b *testing.B) {
 			from := cpuSeconds(b)
 			for b.Loop() {
 				x, err := Begin(b.Context(), m, Config{Workers: workers, Slots: 200000})
-				if err != nil {
-					b.Fatal(err)
-				}
+				require.NoError(b, err)
 				n += x.Stats.Accesses
 			}
 			b.ReportMetric((cpuSeconds(b)-from)*1e9/float64(n), "cpu-ns/access")

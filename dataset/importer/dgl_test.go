@@ -479,13 +479,9 @@ func FuzzDGL(f *testing.F) {
 		if len(b) > 1<<16 {
 			return
 		}
-		if err := os.WriteFile(path, b, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(path, b, 0o644))
 		r, err := openDGL(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		defer r.close()
 		_, g, err := r.graphs(want)
 		if err != nil {

@@ -397,9 +397,7 @@ func BenchmarkEdgeText(b *testing.B) {
 	for b.Loop() {
 		t := &edgeText{edgeColumns: edgeColumns{sep: '\t', cols: 2},
 			idRange: idRange{nodes: 1 << 30}, emit: func(_, _ []int64) error { return nil }}
-		if err := t.lines(lineBlock{text: text}); err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, t.lines(lineBlock{text: text}))
 	}
 }
 

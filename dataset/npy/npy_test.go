@@ -363,9 +363,7 @@ func FuzzReadHeader(f *testing.F) {
 			return
 		}
 		again, err := EncodeHeader(h)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		h2, _, err := ReadHeader(bytes.NewReader(again))
 		if err != nil || h2.ShapeString() != h.ShapeString() || h2.DType != h.DType ||
 			h2.Fortran != h.Fortran {

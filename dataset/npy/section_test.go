@@ -227,9 +227,7 @@ func FuzzArchive(f *testing.F) {
 			return
 		}
 		path := filepath.Join(t.TempDir(), "a.npz")
-		if err := os.WriteFile(path, b, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(path, b, 0o644))
 		ar, err := OpenArchive(path)
 		if err != nil {
 			return

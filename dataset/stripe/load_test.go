@@ -937,9 +937,7 @@ func FuzzSuperblock(f *testing.F) {
 			t.Fatalf("%d of %d bytes on flash: %+v", n, all, s)
 		}
 		extents, err := s.Extents()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		end := nvme.LBA(0)
 		for _, e := range extents {
 			if e.LBA < end || e.Blocks < 0 || uint64(e.LBA)+uint64(e.Blocks) > s.DeviceLBAs {
@@ -948,9 +946,7 @@ func FuzzSuperblock(f *testing.F) {
 			end = e.LBA + nvme.LBA(e.Blocks)
 		}
 		again, err := s.encode(0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if s2, err := decodeSuperblock(again); err != nil || s2 != s {
 			t.Fatalf("%+v came back as %+v, %v", s, s2, err)
 		}

@@ -158,9 +158,7 @@ func FuzzParse(f *testing.F) {
 				t.Fatalf("%q: fault %d: %+v became %+v", in, i, s.faults[i].Fault,
 					again.faults[i].Fault)
 			}
-			if err := s.faults[i].Validate(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, s.faults[i].Validate())
 		}
 		s.Match(Read, 5, 3)
 	})

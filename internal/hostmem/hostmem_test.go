@@ -9,6 +9,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"helios/internal/errs"
@@ -17,9 +18,7 @@ import (
 func TestAllocFreeUsage(t *testing.T) {
 	for _, size := range []int64{1, 4095, 4096, 4097, 3 << 20} {
 		b, err := Alloc(size, "test rows")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if int64(len(b)) != size || uintptr(unsafe.Pointer(&b[0]))%PageBytes != 0 {
 			t.Fatalf("%d bytes: got %d at %p", size, len(b), &b[0])
 		}
@@ -35,9 +34,7 @@ func TestAllocFreeUsage(t *testing.T) {
 		if err := Free(b[1:]); size > 1 && err == nil {
 			t.Fatal("a free in the middle was accepted")
 		}
-		if err := Free(b); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, Free(b))
 		if err := Free(b); err == nil {
 			t.Fatal("a second free was accepted")
 		}
@@ -67,9 +64,7 @@ func TestAllocNothingAndTooMuch(t *testing.T) {
 
 func TestView(t *testing.T) {
 	b, err := Alloc(4096, "view")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer func() { _ = Free(b) }()
 	v := View[uint32](b)
 	if len(v) != 1024 {
@@ -110,9 +105,7 @@ func TestPeakMeterTicks(t *testing.T) {
 	before := peak()
 	const size = 64 << 20
 	b, err := Alloc(size, "touched")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for i := 0; i < len(b); i += PageBytes {
 		b[i] = 1
 	}
@@ -122,9 +115,7 @@ func TestPeakMeterTicks(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	if err := Free(b); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Free(b))
 	idle := PeakMeter{}
 	if !idle.faulted() {
 		t.Fatal("no page fault since the process began")
@@ -139,31 +130,23 @@ func TestPeakMeterTicks(t *testing.T) {
 
 func TestRSSSeesTouchedMemory(t *testing.T) {
 	before, err := ReadRSS()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	m := StartPeakMeter(time.Hour) // only the samples that Peak and Stop take
 	const size = 64 << 20
 	b, err := Alloc(size, "touched")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for i := 0; i < len(b); i += PageBytes {
 		b[i] = 1
 	}
 	after, err := ReadRSS()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if got := after.Counted() - before.Counted(); got < size*9/10 {
 		t.Errorf("touching %d bytes raised what is resident by %d", size, got)
 	}
 	if m.Peak() < before.Counted()+size*9/10 {
 		t.Error("the meter missed it")
 	}
-	if err := Free(b); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Free(b))
 	m.Stop()
 	m.Stop()
 	if m.Peak() < before.Counted()+size*9/10 {
@@ -192,12 +175,8 @@ func TestCgroupFree(t *testing.T) {
 	write := func(path, s string) {
 		t.Helper()
 		path = filepath.Join(root, path)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(s), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		require.NoError(t, os.WriteFile(path, []byte(s), 0o644))
 	}
 	write("a/memory.max", "1000\n")
 	write("a/memory.current", "900\n")
@@ -231,17 +210,11 @@ func TestCgroupFree(t *testing.T) {
 // Memory over a file shares the file's part with others, and its rest with nobody.
 func TestMapFile(t *testing.T) {
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer unix.Close(fd) //nolint:errcheck // mapped
-	if err := unix.Ftruncate(fd, 3*PageBytes); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Ftruncate(fd, 3*PageBytes))
 	b, err := MapFile(fd, PageBytes, PageBytes, 4*PageBytes, "test file")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for i := range b {
 		b[i] = 5
 	}
@@ -257,9 +230,7 @@ func TestMapFile(t *testing.T) {
 	if Usage()["test file"] != 4*PageBytes {
 		t.Fatalf("usage %d", Usage()["test file"])
 	}
-	if err := Free(b); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Free(b))
 	for _, q := range [][3]int64{{1, PageBytes, PageBytes}, {0, 1, PageBytes}, {0, 0, PageBytes},
 		{0, 2 * PageBytes, PageBytes}, {-PageBytes, PageBytes, PageBytes}} {
 		if _, err := MapFile(fd, q[0], q[1], q[2], "test file"); err == nil {
@@ -271,29 +242,21 @@ func TestMapFile(t *testing.T) {
 // A file's huge pages' worth is mapped where a huge page can hold it, and keeps its content.
 func TestMapFileOnHugePages(t *testing.T) {
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer unix.Close(fd) //nolint:errcheck // mapped
 	const bytes = 3*HugePageBytes + PageBytes
-	if err := unix.Ftruncate(fd, bytes); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.Ftruncate(fd, bytes))
 	if _, err := unix.Pwrite(fd, []byte{7}, HugePageBytes); err != nil {
 		t.Fatal(err)
 	}
 	for _, offset := range []int64{0, PageBytes, HugePageBytes} {
 		b, err := MapFile(fd, offset, bytes-offset, bytes, "test file")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		at := uintptr(unsafe.Pointer(unsafe.SliceData(b)))
 		if at%HugePageBytes != uintptr(offset)%HugePageBytes || b[HugePageBytes-offset] != 7 {
 			t.Fatalf("offset %d: at %#x, byte %d", offset, at, b[HugePageBytes-offset])
 		}
 		b[len(b)-1] = 1 // the rest is there
-		if err := Free(b); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, Free(b))
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 func TestHugePool(t *testing.T) {
@@ -14,15 +16,11 @@ func TestHugePool(t *testing.T) {
 		t.Errorf("a machine without huge pages: %v", err)
 	}
 	dir := filepath.Join(root, "sys/kernel/mm/hugepages/hugepages-2048kB")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(dir, 0o755))
 	put := func(nr, free, resv string) {
 		for name, text := range map[string]string{"nr_hugepages": nr, "free_hugepages": free,
 			"resv_hugepages": resv} {
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(text+"\n"), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text+"\n"), 0o644))
 		}
 	}
 	put("9", "7", "3")
@@ -49,17 +47,11 @@ func TestReservedHugePages(t *testing.T) {
 			before, err)
 	}
 	available, err := AvailableBytes()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	r0, err := ReadRSS()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	b, err := Alloc(2*HugePageBytes-4097, "huge")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, left, err := HugePool("")
 	if err != nil || before-left != 2*HugePageBytes || HugeBytes() != 2*HugePageBytes {
 		t.Errorf("%d bytes left the pool, %d counted, %v", before-left, HugeBytes(), err)
@@ -80,9 +72,7 @@ func TestReservedHugePages(t *testing.T) {
 	// Ordinary memory: too small, mostly waste in the last page, more than the pool has.
 	for _, size := range []int64{HugePageBytes - 1, HugePageBytes + 1, left + HugePageBytes/2} {
 		o, err := Alloc(size, "ordinary")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		o[size-1] = 1
 		if HugeBytes() != 2*HugePageBytes {
 			t.Errorf("%d bytes: on huge pages", size)

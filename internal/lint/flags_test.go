@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"helios/internal/errs"
 )
 
@@ -53,9 +55,7 @@ func TestLibrariesNameNoFlags(t *testing.T) {
 				return true
 			}
 			text, err := strconv.Unquote(b.Value)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if !namesFlag(text) {
 				return true
 			}
@@ -148,9 +148,7 @@ func TestTextsNameOptions(t *testing.T) {
 	options := declaredOptions(t)
 	var verbs []string
 	pages, err := os.ReadDir("../../docs/reference/verbs")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, p := range pages {
 		verbs = append(verbs, strings.TrimSuffix(p.Name(), ".md"))
 	}

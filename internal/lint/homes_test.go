@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // declarations mark the files that declare a model, a sampler, an I/O stack, a policy or a
@@ -106,9 +108,7 @@ func TestNamesHaveAHome(t *testing.T) {
 		}
 		comparisons(s.file, func(b *ast.BasicLit, with string) {
 			v, err := strconv.Unquote(b.Value)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if plain(v) == homes[s.path] {
 				named[s.path] = true
 			}

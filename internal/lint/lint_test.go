@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // source is one Go file of the module.
@@ -34,9 +36,7 @@ func (s *source) at(p token.Pos) string {
 func sources(t *testing.T) []*source {
 	t.Helper()
 	out, err := parsed()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if len(out) < 10 {
 		t.Fatalf("found only %d Go files", len(out))
 	}
@@ -171,9 +171,7 @@ func texts(t *testing.T) map[string][]byte {
 		out[filepath.ToSlash(rel)], err = os.ReadFile(p)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if len(out) < 10 {
 		t.Fatalf("found only %d texts under %s", len(out), root)
 	}

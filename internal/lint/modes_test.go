@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // A mode's system has a folder of sched/tiers, whose plan.go has a constant for the mode's name.
@@ -120,8 +122,6 @@ func statement(t *testing.T, code string) ast.Node {
 		code = "_ = " + code
 	}
 	f, err := parser.ParseFile(token.NewFileSet(), "x.go", "package x\nfunc f() {\n"+code+"\n}", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return f
 }

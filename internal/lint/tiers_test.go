@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // Every tier is a target of the Makefile, and every target that tests is a tier or a step of
@@ -13,9 +15,7 @@ import (
 func TestTiersRun(t *testing.T) {
 	text := func(name string) string {
 		b, err := os.ReadFile("../../" + name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return string(b)
 	}
 	words := func(text, pattern string) (all []string) {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"unsafe"
+
+	"github.com/stretchr/testify/require"
 )
 
 // header is a parsed C header: the values of its macros and enumerations, and the fields of its
@@ -47,9 +49,7 @@ func parseHeader(t *testing.T, name string) *header {
 	if os.IsNotExist(err) {
 		return nil
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	text := comments.ReplaceAllString(string(b), "")
 	h := &header{text: text, numbers: map[string]uint64{}, structs: map[string][]field{}}
 	for _, m := range define.FindAllStringSubmatch(text, -1) {

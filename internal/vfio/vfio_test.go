@@ -13,6 +13,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"helios/internal/errs"
@@ -38,17 +39,13 @@ func each(t *testing.T, f func(t *testing.T, k *fake, d *Domain)) {
 func attach(t *testing.T, d *Domain, addr string) *Device {
 	t.Helper()
 	dev, err := d.Attach(addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return dev
 }
 
 func ok(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // wants asserts an error's class and words.

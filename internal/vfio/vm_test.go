@@ -12,6 +12,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"helios/internal/errs"
@@ -30,15 +31,11 @@ func TestRealDevices(t *testing.T) {
 		t.Logf("%-16s %-14s %s %s", f.Name, f.Answer, f.Detail, f.Next)
 	}
 	dom, err := New(Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var devs []*Device
 	for _, addr := range strings.Split(list, ",") {
 		dev, err := dom.Attach(addr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		devs = append(devs, dev)
 	}
 	if _, err := dom.Attach(devs[0].Addr()); err == nil {
@@ -47,13 +44,9 @@ func TestRealDevices(t *testing.T) {
 	t.Logf("%d devices, %s, ranges %#x", len(devs), dom.Backend(), dom.Ranges())
 
 	mem, err := hostmem.Alloc(8<<20, "vfio test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	iova, err := dom.Map(mem)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if want := os.Getenv("HELIOS_VFIO_HUGE"); want != "" && strconv.FormatInt(hostmem.HugeBytes(),
 		10) != want {
 		t.Errorf("%d bytes on reserved huge pages, want %s", hostmem.HugeBytes(), want)
@@ -84,9 +77,7 @@ func TestRealDevices(t *testing.T) {
 		}
 	}
 	dev, err := dom.Attach(devs[0].Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	identify(t, dev, mem[:64<<10], iova)
 	if err := dev.Close(); err != nil {
 		t.Error(err)
@@ -162,20 +153,14 @@ func TestRealMemlock(t *testing.T) {
 func identify(t *testing.T, dev *Device, mem []byte, iova IOVA) {
 	t.Helper()
 	var id [4]byte
-	if err := dev.ReadAt(RegionConfig, id[:], 0); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, dev.ReadAt(RegionConfig, id[:], 0))
 	bar, err := dev.Region(RegionBAR0)
 	if err != nil || bar.Size < 8192 || len(bar.Mappable) == 0 || bar.Mappable[0].Offset != 0 {
 		t.Fatalf("%s: BAR 0 %+v %v", dev.Addr(), bar, err)
 	}
-	if err := dev.EnableDMA(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, dev.EnableDMA())
 	regs, err := dev.MapRegion(RegionBAR0, 0, 8192)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	reg := func(off int) *uint32 { return (*uint32)(unsafe.Pointer(&regs[off])) }
 	capLo, capHi := atomic.LoadUint32(reg(0)), atomic.LoadUint32(reg(4))
 	var through [4]byte
@@ -229,12 +214,8 @@ func identify(t *testing.T, dev *Device, mem []byte, iova IOVA) {
 	t.Logf("%s: vendor:device %x, BAR 0 %+v, CAP %08x%08x, serial %q", dev.Addr(), id, bar, capHi,
 		capLo, serial)
 
-	if err := dev.Reset(); err != nil {
-		t.Fatal(err)
-	}
-	if err := dev.EnableDMA(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, dev.Reset())
+	require.NoError(t, dev.EnableDMA())
 	if got := atomic.LoadUint32(reg(csts)) & 1; got != 0 || atomic.LoadUint32(reg(cc))&1 != 0 {
 		t.Errorf("%s: ready %d after a reset", dev.Addr(), got)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"helios/nvme"
@@ -44,9 +45,7 @@ func cpuTime() time.Duration {
 
 func benchRead(b *testing.B, g *rig, q *ring, depth int) {
 	grp, err := g.bus.GroupCQs([]nvme.CQRef{{Bus: g.bus, QID: q.CQID}})
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	defer func() {
 		if err := grp.Close(); err != nil {
 			b.Error(err)

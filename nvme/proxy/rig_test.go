@@ -5,6 +5,8 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
+
 	"helios/internal/hostmem"
 	"helios/internal/testing/testrig"
 	"helios/nvme"
@@ -38,9 +40,7 @@ func newFile(t testing.TB, bytes int64, ram bool) string {
 		dir = testrig.MemoryDir(t)
 	}
 	p := filepath.Join(dir, "ssd.img")
-	if err := Create(p, bytes); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Create(p, bytes))
 	return p
 }
 
@@ -52,9 +52,7 @@ func newRig(t testing.TB, cfg Config) *rig {
 		cfg.Path = newFile(t, 16<<20, cfg.RAM)
 	}
 	bus, err := Open(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	g := &rig{t: t, bus: bus}
 	g.mem, g.iova = g.dma(rigMem)
 	g.adm = g.ring(0, 0, 32)

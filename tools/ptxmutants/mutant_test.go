@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"helios/cuda/kernels"
 	"helios/tools/ptxrun"
 )
@@ -39,9 +41,7 @@ END:
 // The changes of a small kernel, by hand.
 func TestAll(t *testing.T) {
 	m, err := ptxrun.Parse([]byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	k, _ := m.Kernel("k")
 	got := map[string][]string{}
 	for _, x := range All(k) {
@@ -87,21 +87,15 @@ func TestAll(t *testing.T) {
 // again with their seed.
 func TestSampleOfEveryKernel(t *testing.T) {
 	modules, err := kernels.Modules()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	classes := map[string]int{}
 	for _, c := range modules {
 		m, err := ptxrun.Parse([]byte(c.PTX))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, k := range c.Kernels {
 			const n = 2
 			list, err := Sample(m, k.Name, n, 1)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			again, _ := Sample(m, k.Name, n, 1)
 			other, _ := Sample(m, k.Name, n, 2)
 			if len(list) != n || !reflect.DeepEqual(list, again) ||

@@ -138,9 +138,7 @@ func BenchmarkProduct(b *testing.B) {
 			var lanes int64
 			for b.Loop() {
 				s, err := k.Run(context.Background(), p.launch)
-				if err != nil {
-					b.Fatal(err)
-				}
+				require.NoError(b, err)
 				lanes += s.Lanes
 			}
 			b.ReportMetric(float64(lanes)/b.Elapsed().Seconds(), "lanes/s")

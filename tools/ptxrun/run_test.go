@@ -697,9 +697,7 @@ L:	ld.global.f32 %f2, [%o]; fma.rn.f32 %f1, %f1, %f2, %f2; add.s32 %r1, %r1, 1; 
 	for b.Loop() {
 		s, err := k.Run(context.Background(), Launch{Block: [3]int{256}, Params: pack(pos),
 			Memory: Memory{{Base: pos, Size: 1024}}})
-		if err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, err)
 		lanes += s.Lanes
 	}
 	b.ReportMetric(float64(lanes)/b.Elapsed().Seconds(), "lanes/s")

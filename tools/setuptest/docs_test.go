@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // Each message in the table of docs/guide/ssds.md is one that the product still prints.
@@ -15,9 +17,7 @@ func TestDocsQuoteRealMessages(t *testing.T) {
 	var source strings.Builder
 	add := func(path string) {
 		b, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		source.Write(b)
 	}
 	add(filepath.Join(root, "vfio-setup.sh"))
@@ -29,14 +29,10 @@ func TestDocsQuoteRealMessages(t *testing.T) {
 			}
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 	doc, err := os.ReadFile(filepath.Join(root, "docs", "guide", "ssds.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, table, _ := strings.Cut(string(doc), "| the message says |")
 	messages := 0
 	for _, line := range strings.Split(table, "\n") {

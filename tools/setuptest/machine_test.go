@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"helios/internal/state"
 	"helios/internal/testing/wide"
 )
@@ -78,9 +80,7 @@ func eachShell(t *testing.T, f func(t *testing.T, sh shell)) {
 			"-short: the code under test is a shell script; the race detector sees nothing of it")
 	}
 	all, err := shells()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if wide.Lean() {
 		all = all[:1]
 	}
@@ -112,15 +112,9 @@ func newMachine(t *testing.T, sh shell, commands ...string) *machine {
 	m := &machine{t: t, sh: sh, root: filepath.Join(base, "a root"),
 		script: filepath.Join(base, "the script", "vfio-setup.sh"), uid: "0", me: "root"}
 	text, err := os.ReadFile("../../vfio-setup.sh")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(filepath.Dir(m.script), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(m.script, text, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, os.MkdirAll(filepath.Dir(m.script), 0o755))
+	require.NoError(t, os.WriteFile(m.script, text, 0o755))
 	for name, text := range map[string]string{
 		"proc/sys/kernel/osrelease":                   "6.1.0-99-test\n",
 		"proc/sys/vm/nr_hugepages":                    "0\n",

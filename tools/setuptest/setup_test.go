@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"helios/internal/pci"
 	"helios/internal/probe"
 	"helios/internal/state"
@@ -436,9 +438,7 @@ func TestMissingCommands(t *testing.T) {
 		before := m.tree()
 		dir := t.TempDir() // a PATH without awk and tail
 		names, err := os.ReadDir("/usr/bin")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if sh.name == "busybox" {
 			if names, err = os.ReadDir(sh.path); err != nil {
 				t.Fatal(err)
@@ -450,9 +450,7 @@ func TestMissingCommands(t *testing.T) {
 				pos = filepath.Join(sh.path, n.Name())
 			}
 			if !strings.HasSuffix(n.Name(), "awk") && n.Name() != "tail" {
-				if err := os.Symlink(pos, filepath.Join(dir, n.Name())); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, os.Symlink(pos, filepath.Join(dir, n.Name())))
 			}
 		}
 		m.sh.path = dir
@@ -713,9 +711,7 @@ func TestBindAndUnbind(t *testing.T) {
 		var at string
 		for _, at = range []string{filepath.Join(other, "heliosctl"),
 			filepath.Join(folder, "bin", "heliosctl"), filepath.Join(folder, "heliosctl")} {
-			if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.MkdirAll(filepath.Dir(at), 0o755))
 			if err := os.WriteFile(at,
 				[]byte(strings.Replace(echoArgs, "for a;", "echo '"+at+"'; for a;", 1)),
 				0o755); err != nil {
@@ -769,9 +765,7 @@ func TestResetUnbindsFirst(t *testing.T) {
 		h := filepath.Join(filepath.Dir(m.script), "heliosctl")
 		write := func(text string) {
 			t.Helper()
-			if err := os.WriteFile(h, []byte("#!/bin/sh\n"+text), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(h, []byte("#!/bin/sh\n"+text), 0o755))
 		}
 		write("echo 'vfio0 is in use by process 7' >&2; exit 4\n")
 		m.run("reset").want(4, "in use by process 7", "SSDs are still bound, so nothing was reset")

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // module is the least ELF file that has a .modinfo section.
@@ -30,9 +32,7 @@ func module(t *testing.T, info string) []byte {
 	}
 	var b bytes.Buffer
 	for _, v := range []any{h, []byte(info + names), sections} {
-		if err := binary.Write(&b, binary.LittleEndian, v); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, binary.Write(&b, binary.LittleEndian, v))
 	}
 	return b.Bytes()
 }
@@ -55,9 +55,7 @@ func fakeApt(t *testing.T, files map[string][]byte) (dir string) {
 			t.Fatal(err)
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, w.Close())
 	for name, text := range map[string]string{
 		"package.tar": b.String(),
 		"apt-cache": `#!/bin/sh
@@ -73,9 +71,7 @@ cp ` + dir + `/package.tar "${n}_1%3a1_amd64.deb"
 `,
 		"dpkg-deb": "#!/bin/sh\nexec cat \"$2\"\n",
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755))
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	return dir
@@ -101,17 +97,13 @@ func kernelFiles(t *testing.T) map[string][]byte {
 func TestFetchKernel(t *testing.T) {
 	dir, cache := fakeApt(t, kernelFiles(t)), t.TempDir()
 	k, err := fetchKernel(t.Context(), cache, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if b, err := os.ReadFile(k.image); err != nil || string(b) != "kernel" ||
 		k.release != testRelease {
 		t.Errorf("%+v: %q %v", k, b, err)
 	}
 	dep, err := os.ReadFile(filepath.Join(k.modules, "modules.dep"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, want := range []string{
 		"kernel/drivers/pci/vfio-pci.ko: kernel/drivers/vfio.ko kernel/drivers/pci/vfio-pci-core.ko kernel/drivers/helper.ko\n",
 		"kernel/drivers/vfio.ko:\n", "kernel/drivers/helper.ko:\n",
@@ -124,22 +116,16 @@ func TestFetchKernel(t *testing.T) {
 		t.Error("a module that nobody asked for is there")
 	}
 	// what is there needs no network, unpacked or not
-	if err := os.WriteFile(filepath.Join(dir, "no-network"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "no-network"), nil, 0o600))
 	if _, err := fetchKernel(t.Context(), cache, ""); err != nil {
 		t.Error(err)
 	}
-	if err := os.RemoveAll(filepath.Dir(k.image)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.RemoveAll(filepath.Dir(k.image)))
 	if _, err := fetchKernel(t.Context(), cache, ""); err != nil {
 		t.Error(err)
 	}
 	// nor apt's lists
-	if err := os.WriteFile(filepath.Join(dir, "no-lists"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "no-lists"), nil, 0o600))
 	if k, err := fetchKernel(t.Context(), cache, "6.1"); err != nil || k.release != testRelease {
 		t.Errorf("%+v %v", k, err)
 	}
@@ -189,9 +175,7 @@ func TestFetchBusybox(t *testing.T) {
 	cache := t.TempDir()
 	for range 2 {
 		p, err := fetchBusybox(t.Context(), cache)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		st, err := os.Stat(p)
 		if err != nil || st.Mode().Perm() != 0o755 || st.Size() != 2 {
 			t.Errorf("%v %v", st, err)

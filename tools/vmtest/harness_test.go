@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // entry of a newc archive, read by the field widths of the kernel's documentation.
@@ -55,9 +57,7 @@ func TestCPIO(t *testing.T) {
 	c.file("a/b/empty", 0o644, 0, nil)
 	c.link("bin/sh", "/bin/busybox")
 	c.char("dev/null", 0o666, 1, 3)
-	if err := c.close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.close())
 	if buf.Len()%512 != 0 {
 		t.Errorf("%d bytes: another archive could not follow", buf.Len())
 	}
@@ -93,9 +93,7 @@ func TestCPIOByOthers(t *testing.T) {
 	var buf bytes.Buffer
 	c := newCPIO(&buf)
 	c.file("x/y", 0o644, 0, []byte("text"))
-	if err := c.close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.close())
 	cmd := exec.Command(tool, "-i", "--to-stdout", "--quiet", "x/y")
 	cmd.Stdin = &buf
 	if out, err := cmd.Output(); err != nil || string(out) != "text" {
@@ -118,9 +116,7 @@ func TestQEMUArgs(t *testing.T) {
 		{}, {Serial: "SECOND", IOQPairs: 2}, {LBA: 4096, MDTS: 5, ThrottleIOPS: 100},
 		{CMBMB: 16, LegacyCMB: true, BlkDebug: "-"}, {HotPlug: true}, {HotPlug: true, Absent: true},
 	}}.withDefaults()
-	if err := c.check(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.check())
 	args := qemuArgs(c, places{dir: "/d", kernel: "/k", initrd: "/i", aio: "threads"})
 	for flag, want := range map[string][]string{
 		"-accel":  {"tcg,thread=multi"},
@@ -326,9 +322,7 @@ func TestQMP(t *testing.T) {
 	host, other := net.Pipe()
 	go fakeQEMU(other)
 	q, err := newQMP(host)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if b, err := q.do("any", map[string]any{"x": 5}); err != nil || string(b) != `{"echo":5}` {
 		t.Errorf("%s %v", b, err)
 	}
@@ -369,15 +363,11 @@ func TestWorkDirRemovesThoseOfTheDead(t *testing.T) {
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
 	done := exec.Command("true")
-	if err := done.Run(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, done.Run())
 	dead := filepath.Join(tmp, fmt.Sprintf("hvm-%d-1", done.Process.Pid))
 	alive := filepath.Join(tmp, fmt.Sprintf("hvm-%d-1", os.Getpid()))
 	for _, d := range []string{dead, alive} {
-		if err := os.Mkdir(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Mkdir(d, 0o755))
 	}
 	if _, err := workDir(); err != nil {
 		t.Fatal(err)

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"helios/tools/vmtest/agent"
 )
 
@@ -93,14 +95,10 @@ func play(t *testing.T, ctx context.Context, how string, s Scenario) outcome {
 	t.Helper()
 	t.Setenv("VMTEST_FAKE_QEMU", how)
 	dir, err := os.MkdirTemp("", "vt") // t.TempDir's path is long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	in := &inputs{work: dir, qemu: self, aio: "threads", kernel: &kernel{image: "/k"}}
 	s.Name = "x"
 	o := runScenario(ctx, in, s, false, false)
@@ -238,9 +236,7 @@ func TestScenarioWithoutItsTestBinaryFails(t *testing.T) {
 func TestInitrdHoldsTheConfigsFiles(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, []byte("text"), 0o750); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte("text"), 0o750))
 	in := &inputs{base: make([]byte, 512),
 		tests: map[string]testBinary{"./tools/nvmewalk": {path: file}}}
 	to := filepath.Join(dir, "initrd")
@@ -249,9 +245,7 @@ func TestInitrdHoldsTheConfigsFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	b, err := os.ReadFile(to)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	got := readCPIO(t, b[512:])
 	for _, name := range []string{"data/x", "tests/tools_nvmewalk"} {
 		if e := got[name]; string(e.data) != "text" || e.mode != 0o100750 {
@@ -263,9 +257,7 @@ func TestInitrdHoldsTheConfigsFiles(t *testing.T) {
 func TestLastTrained(t *testing.T) {
 	a, err := lastTrained(`{"event":"epoch"}` + "\n" +
 		`{"event":"result","epochs":[{"loss":2,"rows_ssd":5},{"loss":1,"rows_ssd":5}],"test_acc":0.5,"params_sha256":"aa"}` + "\n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	b := a
 	if d := a.same(b); d != "" {
 		t.Errorf("equal runs differ: %s", d)

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"helios/cuda"
 	"helios/internal/hostmem"
 	"helios/internal/testing/conformance"
@@ -18,9 +20,7 @@ func TestHost(t *testing.T) {
 			conformance.Run(t, conformance.Backend{
 				Open: func(t *testing.T) cuda.Device {
 					h, err := cuda.NewHost(cuda.HostOptions{SMs: sms, MemLimit: 64 << 20})
-					if err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, err)
 					return h
 				},
 				Lacks: []conformance.Feature{conformance.Loss},

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"helios/cache"
 	"helios/cuda"
 	"helios/internal/rowtype"
@@ -21,9 +23,7 @@ func TestConvertEveryType(t *testing.T) {
 	dev := difftest.Open(t, difftest.Options{Seed: 9, SMs: 2, Grain: 400, RandomThreads: true})
 	ctx := within(t)
 	st, err := dev.NewStream(cuda.StreamOptions{Name: "rows"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	r := rand.New(rand.NewPCG(1, 9))
 	dims := []int{1, 2, 3, 4, 5, 8, 31, 33, 64, 100, 129}
 	if wide.Lean() {
@@ -48,40 +48,26 @@ func TestConvertEveryType(t *testing.T) {
 					math.Float32bits(float32(r.NormFloat64())))
 			}
 			src, err := dev.Alloc(cuda.MemDevice, int64(len(mem)), "stored rows")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := difftest.Upload(ctx, dev, st, src.Ptr(), mem); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
+			require.NoError(t, difftest.Upload(ctx, dev, st, src.Ptr(), mem))
 			s := cache.Scales{Nodes: src.Ptr() + cuda.DevicePtr(from), Rows: nodes}
 			s.Table = s.Nodes + 8*rows
 			c, err := cache.NewConverter(dev, rt, dim)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			for _, at := range []cuda.DevicePtr{0, 4, 8} {
 				dst, err := dev.Alloc(cuda.MemDevice, rows*int64(dim)*4+8, "float32 rows")
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				if err := errors.Join(c.Convert(st, dst.Ptr()+at, src.Ptr(), rows, s),
 					st.Synchronize(ctx)); err != nil {
 					t.Fatalf("%d values of %s at %d: %v", dim, rt, at, err)
 				}
-				if err := dst.Free(); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, dst.Free())
 			}
-			if err := src.Free(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, src.Free())
 		}
 	}
 	if n := dev.Launches()["convert_rows"]; n != 3*3*len(dims) {
 		t.Errorf("%d launches of convert_rows were compared", n)
 	}
-	if err := st.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, st.Close())
 }

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"helios/cache"
 	"helios/cuda"
 	"helios/graph"
@@ -178,9 +180,7 @@ func plantedRoot(t *testing.T, file, right, wrong string) string {
 	t.Helper()
 	root := t.TempDir()
 	repo, err := filepath.Abs("../../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, pattern := range []string{"go.mod", "cuda/kernels/*.h", "cuda/kernels/*.cu",
 		"internal/testing/shim/*.h", "internal/testing/shim/*.cc", "internal/testing/fakecuda/src/*"} {
 		files, err := filepath.Glob(filepath.Join(repo, pattern))
@@ -189,9 +189,7 @@ func plantedRoot(t *testing.T, file, right, wrong string) string {
 		}
 		for _, f := range files {
 			text, err := os.ReadFile(f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if filepath.Base(f) == file {
 				if strings.Count(string(text), right) != 1 {
 					t.Fatalf("%s has %q %d times, want once: the plant is out of date", file, right,
@@ -200,16 +198,10 @@ func plantedRoot(t *testing.T, file, right, wrong string) string {
 				text = []byte(strings.Replace(string(text), right, wrong, 1))
 			}
 			rel, err := filepath.Rel(repo, f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			to := filepath.Join(root, rel)
-			if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(to, text, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.MkdirAll(filepath.Dir(to), 0o700))
+			require.NoError(t, os.WriteFile(to, text, 0o600))
 		}
 	}
 	return root
@@ -281,9 +273,7 @@ func TestFailuresHaveTheSameWords(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			dev := difftest.Open(t, difftest.Options{Seed: 1, SMs: 3, Grain: 20})
 			st, err := dev.NewStream(cuda.StreamOptions{Name: "bad input"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			err = c.run(t, within(t), dev, st)
 			var k *cuda.KernelError
 			if !errors.As(err, &k) || k.Kernel != c.name || !strings.Contains(k.Err.Error(),
@@ -370,14 +360,10 @@ func TestGatherFromLinesEveryAlignment(t *testing.T) {
 	dev := difftest.Open(t, difftest.Options{Seed: 6, SMs: 2, Grain: 300, RandomThreads: true})
 	ctx := within(t)
 	st, err := dev.NewStream(cuda.StreamOptions{Name: "rows"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	const rows = 60
 	nodes, err := dev.Alloc(cuda.MemPinned, rows*8, "nodes")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for i := range hostmem.View[int64](nodes.Bytes()) {
 		hostmem.View[int64](nodes.Bytes())[i] = int64(i*37+5) % rows
 	}
@@ -395,63 +381,43 @@ func TestGatherFromLinesEveryAlignment(t *testing.T) {
 		} {
 			d, err := cache.NewDynamic(dev, cache.DynamicConfig{Rows: rows, RowBytes: size,
 				Lines: l, Slots: l.Count(rows) * 2 / 3, Policy: "lru", CPU: []int64{7, 20}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			ticket, err := d.NewTicket()
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			plan, err := d.NewReadPlan()
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			dst, err := dev.Alloc(cuda.MemDevice, rows*(size+5)+16, "rows")
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			for batch := range int64(3) { // all misses, then hits among them
 				d.NextBatch()
 				err := d.Admit(ctx, st, nodes.Ptr(), 10*batch, 25, ticket)
 				if err == nil {
 					err = d.Plan(plan, ticket)
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				if want := batch > 0; ticket.NGPU > 0 != want || ticket.NLines == 0 {
 					t.Fatalf("batch %d: %v", batch, ticket)
 				}
 				staging, err := dev.Alloc(cuda.MemDevice, plan.Lines*l.LineBytes, "staging")
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				mem := make([]byte, staging.Size())
 				for i := range mem {
 					mem[i] = byte(math.Sqrt(float64(int64(i)*7919 + batch)))
 				}
-				if err := difftest.Upload(ctx, dev, st, staging.Ptr(), mem); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, difftest.Upload(ctx, dev, st, staging.Ptr(), mem))
 				pos, stride := int64(k%2)*batch, size+int64(k)
 				if err := d.Finish(st, ticket, staging, dst.Ptr()+cuda.DevicePtr(pos),
 					stride); err != nil {
 					t.Fatalf("rows of %d bytes in %+v, stride %d, at %d: %v", size, l, stride,
 						pos, err)
 				}
-				if err := errors.Join(st.Synchronize(ctx), d.Release(ticket),
-					staging.Free()); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, errors.Join(st.Synchronize(ctx), d.Release(ticket),
+					staging.Free()))
 			}
-			if err := errors.Join(ticket.Close(), plan.Close(), d.Close(), dst.Free()); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, errors.Join(ticket.Close(), plan.Close(), d.Close(), dst.Free()))
 		}
 	}
-	if err := errors.Join(st.Close(), nodes.Free()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(st.Close(), nodes.Free()))
 }
 
 // Row sizes and strides of every alignment go through gather's paths, with both tiers.
@@ -459,9 +425,7 @@ func TestGatherEveryAlignment(t *testing.T) {
 	dev := difftest.Open(t, difftest.Options{Seed: 5, SMs: 2, Grain: 300, RandomThreads: true})
 	ctx := within(t)
 	st, err := dev.NewStream(cuda.StreamOptions{Name: "rows"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	const rows = 60
 	var place cache.Placement
 	ids := make([]int64, rows)
@@ -480,44 +444,28 @@ func TestGatherEveryAlignment(t *testing.T) {
 	}
 	for _, size := range sizes {
 		h, err := cache.NewHetero(dev, rows, size, 1, place)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, tier := range []cache.Tier{cache.GPU, cache.CPU} {
 			b := h.TierBuffer(tier)
 			mem := make([]byte, b.Size())
 			for i := range mem {
 				mem[i] = byte(math.Sqrt(float64(i * 7919)))
 			}
-			if err := difftest.Upload(ctx, dev, st, b.Ptr(), mem); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, difftest.Upload(ctx, dev, st, b.Ptr(), mem))
 		}
 		b, err := h.NewBuckets()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := lookUp(t, ctx, dev, st, h, b, ids); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
+		require.NoError(t, lookUp(t, ctx, dev, st, h, b, ids))
 		for _, c := range [][2]int64{{size, 0}, {size + 1, 1}, {(size + 15) &^ 15, 0},
 			{(size + 15) &^ 15, 8}, {(size+3)&^3 + 4, 4}} {
 			dst, err := dev.Alloc(cuda.MemDevice, rows*c[0]+16, "rows")
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if err := h.Gather(st, b, dst.Ptr()+cuda.DevicePtr(c[1]), c[0]); err != nil {
 				t.Fatalf("rows of %d bytes, stride %d, at %d: %v", size, c[0], c[1], err)
 			}
-			if err := dst.Free(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, dst.Free())
 		}
-		if err := errors.Join(b.Close(), h.Close()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(b.Close(), h.Close()))
 	}
-	if err := st.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, st.Close())
 }

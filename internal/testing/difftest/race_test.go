@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // stepBarriers are as barriers, of kernels of a training step.
@@ -128,9 +130,7 @@ func TestRace(t *testing.T) {
 		t.Skip("part of make test-shim, which sets DIFF_BATCHES")
 	}
 	repo, err := filepath.Abs("../../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	rounds := min(max(batches(t)/100, 5), 100)
 	s := seed(t)
 	text, err := race(t, raceProgram(t, repo), s, rounds, false)

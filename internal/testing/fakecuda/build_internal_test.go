@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // An object is compiled anew when a header that it includes changes, also by way of another one,
@@ -14,10 +16,8 @@ func TestReach(t *testing.T) {
 	put := func(name, text string) {
 		t.Helper()
 		p := filepath.Join(root, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(p), 0o700),
-			os.WriteFile(p, []byte(text), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(os.MkdirAll(filepath.Dir(p), 0o700),
+			os.WriteFile(p, []byte(text), 0o600)))
 	}
 	put("cuda/kernels/types.h", "// types")
 	put("cuda/kernels/device.h", "#include <cstdint>\n#ifdef X\n\t#  include \"types.h\"\n#endif\n")
@@ -31,9 +31,7 @@ func TestReach(t *testing.T) {
 		if errors.Is(err, ErrNoCompiler) {
 			t.Skip(err)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return [3]string{b.reach("cuda/kernels", kernel), b.reach("cuda/kernels", other),
 			b.reach("internal/testing/fakecuda/src", fake)}
 	}
@@ -49,9 +47,7 @@ func TestReach(t *testing.T) {
 		{"internal/testing/fakecuda/src/fake.h", [3]bool{false, false, true}},
 	} {
 		text, err := os.ReadFile(filepath.Join(root, c.header))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		put(c.header, string(text)+"// more\n")
 		after := keys()
 		for i := range after {

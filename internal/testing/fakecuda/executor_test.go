@@ -11,6 +11,8 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
+
 	"helios/internal/testing/fakecuda"
 )
 
@@ -103,9 +105,7 @@ func TestExecutorGetsLaunches(t *testing.T) {
 		t.Errorf("launches %v, want %s", seen, want)
 	}
 	// Back at the shim a kernel that it does not have cannot run.
-	if err := fakecuda.Execute(l.path, nil); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, fakecuda.Execute(l.path, nil))
 	l.launch(ok, one, 7, 64, st, uint64(buf), 100, 0)
 	l.want(715, "cuStreamSynchronize", st)
 }
@@ -162,9 +162,7 @@ func TestExecutorKnobs(t *testing.T) {
 	other := fakecuda.Build(t, fakecuda.Private())
 	m := 0
 	err := fakecuda.Execute(other, func(*fakecuda.Launch) error { m++; return nil })
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	l.want(launchFailed, "cuStreamSynchronize", st)
 	if m != 0 {
 		t.Error("an executor of another library was called")

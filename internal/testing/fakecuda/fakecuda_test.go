@@ -17,6 +17,7 @@ import (
 	"unsafe"
 
 	"github.com/ebitengine/purego"
+	"github.com/stretchr/testify/require"
 
 	"helios/cuda/kernels"
 	"helios/internal/testing/fakecuda"
@@ -66,14 +67,10 @@ func open(t *testing.T, knobs string, opts ...fakecuda.Option) *lib {
 	t.Helper()
 	path := fakecuda.Build(t, opts...)
 	h, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	mem, err := syscall.Mmap(-1, 0, 1<<20, syscall.PROT_READ|syscall.PROT_WRITE,
 		syscall.MAP_PRIVATE|syscall.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	runtime.LockOSThread() // the current context belongs to the thread
 	t.Cleanup(runtime.UnlockOSThread)
 	fakecuda.Control(t, path, "reset,"+knobs)
@@ -324,15 +321,11 @@ func TestMistakes(t *testing.T) {
 // Images that do not load say why in the log buffer, whose size comes back as what was used.
 func TestModules(t *testing.T) {
 	m, err := module("conf")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	l := started(t, "cc=8.0,driver=12030")
 	cubin := func(cc int) string {
 		c, err := m.Cubin(cc)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return string(c.Image)
 	}
 	for _, c := range []struct {
@@ -575,9 +568,7 @@ func TestGreenContexts(t *testing.T) {
 	l.launch(invalidHandle, f, 1, 32, s.get(), uint64(b), uint64(b)+8, 0) // of the primary context
 	lib, k := l.slot(), l.slot()
 	m, err := module("conf")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	l.want(ok, "cuLibraryLoadData", lib.at(), l.text(m.PTX).at(), 0, 0, 0, 0, 0, 0)
 	l.want(ok, "cuLibraryGetKernel", k.at(), lib.get(), l.text("conf_count").at())
 	l.launch(ok, k.get(), 40, 64, s.get(), uint64(b), uint64(b)+8, uint64(time.Millisecond))
@@ -666,9 +657,7 @@ func TestDMABuf(t *testing.T) {
 	l.want(ok, "cuMemGetHandleForAddressRange", fd.at(), pos, 2*page, 1, 0)
 	m, err := syscall.Mmap(int(fd.i32()), 0, int(2*page), syscall.PROT_READ|syscall.PROT_WRITE,
 		syscall.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer func() {
 		if err := syscall.Munmap(m); err != nil {
 			t.Error(err)
@@ -685,9 +674,7 @@ func TestDMABuf(t *testing.T) {
 	if m[8] != 9 || m[page] != 3 {
 		t.Fatal("the export does not see later writes")
 	}
-	if err := syscall.Close(int(fd.i32())); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, syscall.Close(int(fd.i32())))
 	l.want(ok, "cuDevicePrimaryCtxRelease_v2", 0)
 	l.control("dmabuf=0,iomem=0")
 	ctx := l.slot()
@@ -757,9 +744,7 @@ func TestVirtualMemory(t *testing.T) {
 	l.want(ok, "cuMemUnmap", pos+g, g)
 	l.want(ok, "cuMemRelease", taken)
 	l.want(ok, "cuMemRelease", plain)
-	if err := syscall.Close(int(file.i32())); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, syscall.Close(int(file.i32())))
 	create(invalidValue, g-4096)
 	create(outOfMemory, 13*g)
 	h := create(ok, 2*g)
@@ -796,19 +781,13 @@ func TestVirtualMemory(t *testing.T) {
 	l.want(ok, "cuMemGetHandleForAddressRange", fd.at(), pos+g, 2*g, 1, 0)
 	m, err := syscall.Mmap(int(fd.i32()), 0, 2*g, syscall.PROT_READ|syscall.PROT_WRITE,
 		syscall.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	m[g] = 99
 	if v := l.read(pos+2*g, 1)[0]; byte(v) != 99 || m[g-1] != 5 {
 		t.Fatalf("%#x after a write through the export", v)
 	}
-	if err := syscall.Munmap(m); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Close(int(fd.i32())); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, syscall.Munmap(m))
+	require.NoError(t, syscall.Close(int(fd.i32())))
 	l.want(invalidValue, "cuMemUnmap", pos, g) // a part
 	l.want(invalidValue, "cuMemUnmap", pos+g, 2*g)
 	l.want(ok, "cuMemUnmap", pos, 2*g)

@@ -13,23 +13,21 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 func TestLineRoundTrip(t *testing.T) {
 	var buf bytes.Buffer
 	want := Request{ID: 7, Op: OpExec, Argv: []string{"sh", "-c", "printf 'a\nb\x00'"},
 		Stdin: []byte{0, 10, 13, 255}}
-	if err := WriteLine(&buf, want); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, WriteLine(&buf, want))
 	line, ok := strings.CutSuffix(buf.String(), "\n")
 	if !ok || strings.Contains(line, "\n") {
 		t.Fatalf("not one line: %q", buf.String())
 	}
 	var got Request
-	if err := ParseLine(line, &got); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, ParseLine(line, &got))
 	if got.ID != 7 || got.Argv[2] != want.Argv[2] || !bytes.Equal(got.Stdin, want.Stdin) {
 		t.Fatalf("got %+v", got)
 	}
@@ -89,9 +87,7 @@ func do(t *testing.T, c *Client, q Request) Response {
 	limit := make(chan struct{})
 	defer time.AfterFunc(20*time.Second, func() { close(limit) }).Stop()
 	a, err := c.Do(limit, q)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return a
 }
 
@@ -150,9 +146,7 @@ func TestExecTimeoutKillsTheGroup(t *testing.T) {
 		t.Errorf("got %+v, out %q", a, a.Out)
 	}
 	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var pid int
 	if _, err := fmt.Sscan(string(b), &pid); err != nil {
 		t.Fatal(err)

@@ -6,14 +6,14 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 func write(t *testing.T, dir, name, text string) string {
 	t.Helper()
 	p := filepath.Join(dir, name)
-	if err := os.WriteFile(p, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(p, []byte(text), 0o600))
 	return p
 }
 
@@ -24,9 +24,7 @@ func TestLookup(t *testing.T) {
 	gr := write(t, dir, "group",
 		"root:x:0:\nown:x:1001:\nhelios:x:990:root,user\nnothis:x:991:\nextra:x:7:root,user\nother:x:8:root\n")
 	a, err := lookup(pw, gr, "user")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if a.uid != 1000 || a.gid != 1001 || a.home != "/people/user" ||
 		!slices.Equal(a.groups, []int{1001, 990, 7}) {
 		t.Errorf("got %+v", a)

@@ -27,6 +27,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"helios/internal/cachedir"
 	"helios/internal/testing/wide"
 )
@@ -79,9 +81,7 @@ func newBuilder(t *testing.T) *builder {
 		}
 		for _, f := range files {
 			body, err := os.ReadFile(f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			fmt.Fprintf(h, "%s %d\n", f, len(body))
 			h.Write(body)
 		}
@@ -325,9 +325,7 @@ func TestReplay(t *testing.T) {
 			t.Fatalf("exit %d of seeds %s: %s", r.code, seeds, r.out)
 		}
 		sum, err := strconv.ParseUint(m[1], 16, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return sum
 	}
 	const first, last = 3, 8
@@ -494,9 +492,7 @@ func search(t *testing.T, exe string, code int, want, set string, args ...string
 			break
 		}
 		n, err := strconv.Atoi(m[1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		next = n + 1
 	}
 	t.Fatalf("not noticed; the last report of another kind: %s", other)
