@@ -68,8 +68,8 @@ func (o *Output) note(format string, args ...any) {
 	}
 }
 
-// usualShares are those of train and val where none are given; a dataset's source notes others under
-// shareKeys.
+// usualShares are those of train and val where none are given; a dataset's source notes others
+// under shareKeys.
 var (
 	usualShares = [2]float64{0.6, 0.2}
 	shareKeys   = [2]string{"train-fraction", "val-fraction"}

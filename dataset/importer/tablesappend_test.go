@@ -295,8 +295,8 @@ func TestAppendSays(t *testing.T) {
 	require.ErrorContains(t, add(n, n.Nodes, "user,age\nx,0\n"), "have no labels, so there are no classes")
 }
 
-// TestAppendKeeps: new nodes are dealt by the shares of the old ones, and what was left out of the old
-// tables still counts. Damaged rows are found although they are read once.
+// TestAppendKeeps: new nodes are dealt by the shares of the old ones, and what was left out of the
+// old tables still counts. Damaged rows are found although they are read once.
 func TestAppendKeeps(t *testing.T) {
 	o := tableFiles(t, word, 300, 90)
 	o.TrainFraction, o.ValFraction, o.Dangling = 1, 0, "drop"

@@ -128,8 +128,8 @@ func keptSpread(rooms []room) spread {
 	return s
 }
 
-// widest is the spread of n stripes that gives the busiest SSD the fewest; nil: there is no room, or
-// an SSD has too few queue pairs.
+// widest is the spread of n stripes that gives the busiest SSD the fewest; nil: there is no room,
+// or an SSD has too few queue pairs.
 func (w *loader) widest(rooms []room, n int) spread {
 	_, g, err := w.shapeOf(n, 0, rooms[0].t.lbaBytes, maxStripe/uint64(rooms[0].t.lbaBytes))
 	if err != nil {
