@@ -24,6 +24,7 @@ LINGER = "3s"  # of a daemon that we start, without clients
 _GRACE_S = 10.0  # for a daemon that closed its output to end, and for a program's version
 _LOG_BYTES = 1000
 _FAULTS = ("panic:", "fatal error:", "runtime:", "unexpected fault", "SIG", "heliosctl serve:")
+_AGAIN = "begin the iteration again: the next use of the dataset starts another"
 # Variables that a daemon goes by, beside the state folder; they are in its welcome.
 _VARIABLES = ("HELIOS_RUN", "HELIOS_LIBCUDA", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
@@ -191,8 +192,8 @@ def cause(pid: int, path: Path) -> DaemonDied:
             for line in log:
                 if line.startswith(_FAULTS):
                     return DaemonDied(f"{who} ended: {line}{log.read(_LOG_BYTES)}".rstrip())
-            return DaemonDied(f"{who} was killed; {log.name} has no reason")
-    return DaemonDied(f"{who} ended")
+            return DaemonDied(f"{who} was killed; {log.name} has no reason; {_AGAIN}")
+    return DaemonDied(f"{who} ended; {_AGAIN}")
 
 
 def _ended(pid: int) -> bool:
