@@ -25,7 +25,7 @@ def main() -> None:
     p = argparse.ArgumentParser(prog="python -m helios.demo", description=__doc__)
     p.add_argument("--graph", choices=["auto", "debian", "made"], default="auto")
     p.add_argument("--nodes", type=int, default=20_000, help="of the graph that is made up")
-    p.add_argument("--epochs", type=int, default=5)
+    p.add_argument("--epochs", type=int, default=1)
     a = p.parse_args()
     with tempfile.TemporaryDirectory(prefix="helios-demo-") as folder:
         before = os.environ.get("HELIOS_STATE")
@@ -71,7 +71,7 @@ def _make(graph: Path, kind: str, nodes: int) -> None:
 
 
 def _count(dataset: helios.Dataset, epochs: int) -> None:
-    loader = helios.NumpyLoader(dataset, [10, 10], batch_size=512, **CACHES)
+    loader = helios.NumpyLoader(dataset, [5, 5], batch_size=512, **CACHES)
     for epoch in range(epochs):
         began, rows = time.perf_counter(), 0
         for batch in loader:
@@ -94,7 +94,7 @@ def _train(dataset: helios.Dataset, conv: Callable[..., Any], epochs: int) -> No
 
     optimizer = torch.optim.Adam(layers.parameters(), lr=0.01)
     loader = helios.NeighborLoader(
-        dataset, [10, 10], split="train", shuffle=True, seed=1, batch_size=512, **CACHES
+        dataset, [5, 5], split="train", shuffle=True, seed=1, batch_size=512, **CACHES
     )
     for epoch in range(epochs):
         began, total = time.perf_counter(), 0.0
@@ -109,9 +109,7 @@ def _train(dataset: helios.Dataset, conv: Callable[..., Any], epochs: int) -> No
     right = 0
     layers.eval()
     with torch.no_grad():
-        for batch in helios.NeighborLoader(
-            dataset, [10, 10], batch_size=512, split="test", **CACHES
-        ):
+        for batch in helios.NeighborLoader(dataset, [5, 5], batch_size=512, split="test", **CACHES):
             right += int((seeds(batch).argmax(1) == batch.y[: batch.batch_size]).sum())
     print(f"test accuracy {right / dataset.splits['test']:.4f}")
 
