@@ -11,6 +11,7 @@ import copy
 import os
 import signal
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -529,6 +530,7 @@ def test_a_feature_store_keeps_its_job(graph, monkeypatch):
 
 
 def test_a_feature_store_in_threads_and_forks(graph, monkeypatch):
+    monkeypatch.setenv("HELIOS_STATE", str(Path(graph.path).parent / "state"))  # of its daemon
     kinds, store = asked(monkeypatch), helios.pyg.FeatureStore(graph)
 
     def read(seed):
