@@ -53,11 +53,31 @@ func NewPlanner(l Layout, o PlanOptions) (*Planner, error) {
 
 // Shares reports whether rows of a set of so many, spread evenly over the SSDs, share commands.
 func (p *Planner) Shares(rows int64) bool {
+	return rows > 0 && p.e.coalesces(&ReadSet{SSDOffset: p.spread(rows)})
+}
+
+// mergeSaves is the share of commands that merging sets has to save. The reads of each wait for the
+// lookup of the last.
+const mergeSaves = 0.1
+
+// Merges reports whether n sets of so many rows, spread evenly over the SSDs, are better one set.
+func (p *Planner) Merges(rows int64, n int) bool {
+	if rows == 0 || n < 2 || p.e.window == 0 {
+		return false
+	}
+	commands := func(rows int64) float64 {
+		return expectedCommands(p.e.layout, p.spread(rows), p.e.window, p.e.reach)
+	}
+	return commands(rows*int64(n)) <= (1-mergeSaves)*float64(n)*commands(rows)
+}
+
+// spread returns the bounds of buckets of as many rows.
+func (p *Planner) spread(rows int64) []int64 {
 	offsets := make([]int64, p.e.layout.SSDs+1)
 	for s := range offsets {
 		offsets[s] = rows * int64(s) / int64(p.e.layout.SSDs)
 	}
-	return rows > 0 && p.e.coalesces(&ReadSet{SSDOffset: offsets})
+	return offsets
 }
 
 // Planned holds what a set takes on one SSD.

@@ -60,3 +60,19 @@ func TestPlannerAgreesWithTheStacks(t *testing.T) {
 		})
 	}
 }
+
+// Two sets are better one where their rows lie so close that it saves a tenth of the commands.
+func TestPlannerMerges(t *testing.T) {
+	l, err := NewLayout(100_000, 1024, 2, 512)
+	require.NoError(t, err)
+	p, err := NewPlanner(l, PlanOptions{Stack: StackAsync,
+		Speed: Speed{Commands: 1e5, Bytes: 2e9, OfFiles: true}})
+	require.NoError(t, err)
+	require.True(t, p.Merges(2000, 2))
+	require.False(t, p.Merges(2000, 1), "it is one")
+	require.False(t, p.Merges(50, 2), "too far apart")
+	require.False(t, p.Merges(0, 2))
+	p, err = NewPlanner(l, PlanOptions{Stack: StackAsync, CoalesceBytes: -1})
+	require.NoError(t, err)
+	require.False(t, p.Merges(2000, 2), "each row has a command")
+}

@@ -72,7 +72,7 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	t.e = e
 	e.Targets.Fit = t.state.Print.Fit
 	e.Config.Depth = t.cfg.Depth
-	e.Plan = e.Config.Schedule()
+	e.Replan()
 	if err := t.takeUp(ctx, in, from); err != nil {
 		return nil, err
 	}
@@ -81,7 +81,7 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 	if t.cfg.InMemory() && (t.cfg.CPUCache.Bytes > 0 || t.cfg.CPUCache.Percent > 0) {
 		obs.TellNote("%s keeps every row in memory: {cpu-cache} has no effect", t.cfg.Mode)
 	}
-	obs.TellPlan(e.Config.Operators(e.Store.Reader != nil))
+	obs.TellPlan(e.Operators(e.Store.Reader != nil))
 	err = t.train(ctx, in)
 	if err == nil {
 		err = t.agreeOnEnd(ctx, in)
@@ -650,7 +650,7 @@ func (x *training) run(ctx context.Context) (err error) {
 		if e.tuned, err = e.tune(ctx, x.Pass, t.cfg); err != nil {
 			return err
 		}
-		t.obs.TellPlan(e.Config.Operators(e.Store.Reader != nil))
+		t.obs.TellPlan(e.Operators(e.Store.Reader != nil))
 		x.End = 0
 	}
 	if err := t.choosePasses(ctx, x.Pass, func() {

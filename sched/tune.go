@@ -27,7 +27,7 @@ func (e *runner) tune(ctx context.Context, p *engine.Pass, before plan.Config) (
 		defer func() { p.After = after }()
 	}
 	e.Config.Depth = before.Depth
-	e.Plan = e.Config.Schedule()
+	e.Replan()
 	start := time.Now()
 	t := &tuner.Tuner{Config: before, N: p.Order.Len(), Next: func() int { return p.First },
 		Clock: func() float64 { return time.Since(start).Seconds() }, Note: e.Observer.TellNote}
@@ -48,7 +48,7 @@ func (e *runner) tune(ctx context.Context, p *engine.Pass, before plan.Config) (
 // settings are those that the tuner can set in this run.
 func (e *runner) settings() *tuner.Settings {
 	s := &tuner.Settings{Config: &e.Config, SMs: e.Device.Info().SMs, Tunes: e.Tiers.Tunes,
-		Depth: func() { e.Plan = e.Config.Schedule() }, Budget: e.renewStream}
+		Depth: e.Replan, Budget: e.renewStream}
 	s.Accumulator, _ = e.Tiers.(tuner.Accumulator)
 	if e.Store.Reader != nil && e.Config.IOStack == gpuio.StackAsync {
 		s.Blocks = func(ctx context.Context, blocks int) error {

@@ -219,6 +219,7 @@ func (e *Engine) budgets() (plan.TierSizes, error) {
 
 // newSlots allocates the credits.
 func (e *Engine) newSlots() error {
+	e.Replan()
 	rows := max(e.MaxFrontier(e.Config.Batch), 1)
 	// With every neighbour (-1) the bound is the whole graph, which need not be what a batch
 	// takes: the slots share what memory there is, and sample says when that was too little.
@@ -237,18 +238,33 @@ func (e *Engine) newSlots() error {
 		rows = min(rows, max(avail/2/perRow, 1))
 	}
 	bytes := rows * e.RowBytes
+	if e.merges() {
+		page := e.RowBytes * hostmem.PageBytes // tensors begin on pages and at whole rows
+		bytes = (bytes + page - 1) / page * page
+	}
 	e.SlotBytes = bytes
 	if err := e.consumer.MakeRoom(rows); err != nil {
 		return err
 	}
+	tensors := 1 // of a reservation
+	if e.merges() {
+		tensors = e.Plan.Credits
+	}
+	var all cuda.Growable
 	for i := range e.Plan.Credits {
-		x, err := cuda.Reserve(e.Device, bytes, "mini-batch features")
-		if err != nil {
-			return errs.Errorf(
-				"feature tensor of mini-batch slot %d of %d (%s of address space): %w; lower {batch-size}, {fanout} or {prefetch-depth}",
-				i+1, e.Plan.Credits, units.FormatBytes(bytes), err)
+		if i%tensors == 0 {
+			if all, err = cuda.Reserve(e.Device, bytes*int64(tensors),
+				"mini-batch features"); err != nil {
+				return errs.Errorf(
+					"feature tensor of mini-batch slot %d of %d (%s of address space): %w; lower {batch-size}, {fanout} or {prefetch-depth}",
+					i+1, e.Plan.Credits, units.FormatBytes(bytes), err)
+			}
+			e.OnClose(all.Free)
 		}
-		e.OnClose(x.Free)
+		x := all
+		if tensors > 1 {
+			x = &tensor{all, int64(i) * bytes, bytes}
+		}
 		if err := e.Tiers.Credit(x); err != nil {
 			return err
 		}
@@ -286,6 +302,12 @@ func (e *Engine) NewSlot() (s *Slot, err error) {
 			return nil, err
 		}
 	}
+	e.OnClose(func() (err error) {
+		for i := range s.Segments {
+			err = errors.Join(err, s.Segments[i].freeLists())
+		}
+		return err
+	})
 	e.Slots = append(e.Slots, s)
 	return s, nil
 }

@@ -3,12 +3,14 @@ package engine
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/sched/plan"
 	"helios/sched/report"
+	"helios/sched/walk"
 )
 
 // SlotStages is the part of stages that tiers have in common whose reads go straight into the slot
@@ -32,14 +34,26 @@ func (a *SlotStages) Room(s *Slot, rows int64) error {
 func (a *SlotStages) Announce(context.Context, *Work) error { return nil }
 
 // Closes implements Stages: each part is read by itself.
-func (a *SlotStages) Closes(*Slot) bool { return true }
+func (a *SlotStages) Closes(*Set) bool { return true }
 
-// Submit sends out the reads of a part that its lookup asks for.
+// Submit sends out the reads that the lookups of a set's parts ask for.
 func (a *SlotStages) Submit(ctx context.Context, set *Set) (err error) {
-	e, w := a.Walk.Engine, WorkOf(set.Parts[0])
-	g, s := w.Segment, w.Slot
-	if g == nil || g.Asked == 0 {
+	e := a.Walk.Engine
+	var asking []*Segment
+	var s *Slot
+	for _, p := range set.Parts {
+		if g := WorkOf(p).Segment; g != nil && g.Asked != 0 {
+			if asking = append(asking, g); s == nil {
+				s = p.Batch
+			}
+		}
+	}
+	if len(asking) == 0 {
 		return nil
+	}
+	g := asking[0]
+	if err := e.merge(asking); err != nil {
+		return fmt.Errorf("batch %d: %w", s.Index, err)
 	}
 	if e.Store.Reader == nil {
 		return fmt.Errorf("batch %d: %d rows or pages are in no tier and no SSD is open", s.Index,
@@ -56,13 +70,17 @@ func (a *SlotStages) Submit(ctx context.Context, set *Set) (err error) {
 	return nil
 }
 
-// Complete waits for the reads of a part.
+// Complete waits for the reads of a set.
 func (a *SlotStages) Complete(ctx context.Context, set *Set) error {
-	e, p, w := a.Walk.Engine, a.Walk.Pass, WorkOf(set.Parts[0])
-	g, s := w.Segment, w.Slot
-	if g == nil || g.pending == nil {
+	e, p := a.Walk.Engine, a.Walk.Pass
+	i := slices.IndexFunc(set.Parts, func(p walk.Part[*Slot]) bool {
+		g := WorkOf(p).Segment
+		return g != nil && g.pending != nil
+	})
+	if i < 0 {
 		return nil
 	}
+	g, s := WorkOf(set.Parts[i]).Segment, set.Parts[i].Batch
 	rd, end := e.ReadContext(ctx)
 	defer end()
 	if !s.waited {

@@ -161,7 +161,7 @@ type Stages interface {
 	// Lookup finds the rows of a part, and asks for those that are in no tier.
 	Lookup(ctx context.Context, w *Work) error
 	// Closes reports whether a set of reads ends with a batch.
-	Closes(s *Slot) bool
+	Closes(s *Set) bool
 	// Submit sends the reads of a set out, and Complete waits for them.
 	Submit(ctx context.Context, set *Set) error
 	Complete(ctx context.Context, set *Set) error

@@ -70,6 +70,7 @@ type Segment struct {
 	// when; pending is nil when none is in flight.
 	asks      *gpuio.ReadSet
 	pending   gpuio.Pending
+	lists     cuda.Buffer // of a merged set that it asks for; nil: none so far
 	Asked     int64
 	submitted time.Time
 
@@ -77,10 +78,10 @@ type Segment struct {
 	Part                 any        // the tiers' own, which stays from batch to batch
 }
 
-// Begin makes g the segment of a part. Its events and its Part stay.
+// Begin makes g the segment of a part. Its events, its lists and its Part stay.
 func (g *Segment) Begin(w *Work) {
 	*g = Segment{First: w.First, Count: w.Count, Hop: w.Hop, GatherFrom: g.GatherFrom,
-		GatherTo: g.GatherTo, Part: g.Part}
+		GatherTo: g.GatherTo, Part: g.Part, lists: g.lists}
 	w.Segment = g
 }
 
@@ -318,7 +319,7 @@ func (w operators) Lookup(s *Slot, h int) error {
 }
 
 // Closes implements walk.Operators.
-func (w operators) Closes(s *Slot) bool { return w.stages.Closes(s) }
+func (w operators) Closes(s *Set) bool { return w.stages.Closes(s) }
 
 // Submit implements walk.Operators.
 func (w operators) Submit(set *Set) error {

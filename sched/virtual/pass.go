@@ -206,7 +206,9 @@ func (p operators) Lookup(b *Batch, h int) error {
 }
 
 // Closes implements walk.Operators.
-func (p operators) Closes(b *Batch) bool { return b.Closes }
+func (p operators) Closes(s *walk.Set[*Batch]) bool {
+	return p.graph.Accumulate == 0 || s.Newest().Last && s.Newest().Batch.Closes
+}
 
 // Submit implements walk.Operators: the misses of parts are read as one set.
 func (p operators) Submit(set *walk.Set[*Batch]) error {

@@ -43,8 +43,8 @@ type Operators[B any] interface {
 	// Announce tells the tiers of a mini-batch of the window.
 	Announce(b B) error
 	Lookup(b B, hop int) error
-	// Closes reports whether the open set of reads ends with this mini-batch.
-	Closes(b B) bool
+	// Closes reports whether the open set of reads ends with its last part.
+	Closes(s *Set[B]) bool
 	Submit(s *Set[B]) error
 	Complete(s *Set[B]) error
 	Gather(b B, hop int) error
@@ -56,6 +56,9 @@ type Operators[B any] interface {
 	// Waited counts time in which training had nothing to do.
 	Waited(ns int64)
 }
+
+// Newest is the part that came to the set last.
+func (s *Set[B]) Newest() Part[B] { return s.Parts[len(s.Parts)-1] }
 
 // Set is the parts of mini-batches whose reads go out together.
 type Set[B any] struct {
@@ -363,7 +366,7 @@ func (w *Walk[B]) submit(f *flight[B], s *step) error {
 	if last {
 		set.Batches++
 	}
-	closes := w.Graph.Accumulate == 0 || last && w.Operators.Closes(f.batch)
+	closes := w.Graph.Accumulate == 0 && !w.Graph.Joins || w.Operators.Closes(set)
 	if closes {
 		if err := w.Operators.Submit(set); err != nil {
 			return err
@@ -375,8 +378,10 @@ func (w *Walk[B]) submit(f *flight[B], s *step) error {
 		if last {
 			w.looked = f.index + 1
 		}
-		if !closes { // the sampler needs credits for the rest of it
-			w.Samples = max(w.Samples, set.Batches+1+w.Graph.Window+w.Graph.Credits)
+		if !closes {
+			if w.Graph.Dynamic { // the sampler needs credits for the rest of it
+				w.Samples = max(w.Samples, set.Batches+1+w.Graph.Window+w.Graph.Credits)
+			}
 			return
 		}
 		w.out += set.Batches

@@ -77,7 +77,10 @@ func (f *fake) Announce(b *batch) error {
 	return nil
 }
 func (f *fake) Lookup(b *batch, h int) error { return f.note(b, "L", h) }
-func (f *fake) Closes(b *batch) bool         { return b.index%f.group == f.group-1 }
+func (f *fake) Closes(s *Set[*batch]) bool {
+	return s.Newest().Last && s.Newest().Batch.index%f.group == f.group-1
+}
+
 func (f *fake) Gather(b *batch, h int) error { return f.note(b, "G", h) }
 func (f *fake) Place(*batch) error           { return nil }
 func (f *fake) Train(b *batch) error         { return f.note(b, "T", 0) }

@@ -399,9 +399,12 @@ func (a *stages) Lookup(ctx context.Context, w *engine.Work) error {
 }
 
 // Closes implements engine.Stages.
-func (a *stages) Closes(s *engine.Slot) bool {
+func (a *stages) Closes(s *engine.Set) bool {
+	if !s.Newest().Last {
+		return false
+	}
 	return a.open.lines >= a.acc.Target || a.open.batches >= plan.MaxGroup ||
-		s.Index+1 >= a.w.End
+		s.Newest().Batch.Index+1 >= a.w.End
 }
 
 // Submit implements engine.Stages.

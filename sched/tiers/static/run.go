@@ -110,6 +110,7 @@ type stages struct {
 	*Tiers
 	engine.SlotStages
 	joined bool // the batch's hops are looked up and read together
+	merged int  // mini-batches whose reads are one set, where they are joined
 }
 
 // Begin implements engine.Tiers.
@@ -128,12 +129,19 @@ func (a *stages) join(w *engine.Work) bool {
 		return true
 	}
 	if w.Hop == 0 {
-		a.joined, a.missed = a.Engine.Store.Shares(a.missed), 0
+		a.merged = a.Walk.Merged(a.missed)
+		a.joined, a.missed = a.merged > 1 || a.Engine.Store.Shares(a.missed), 0
 	}
 	if a.joined && w.Last {
 		w.First, w.Count = 0, w.First+w.Count
 	}
 	return !a.joined || w.Last
+}
+
+// Closes implements engine.Stages.
+func (a *stages) Closes(s *engine.Set) bool {
+	return !a.joined || s.Newest().Last &&
+		(s.Batches >= a.merged || s.Newest().Batch.Index+1 >= a.Walk.End)
 }
 
 // Lookup implements engine.Stages.
