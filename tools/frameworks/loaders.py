@@ -7,17 +7,22 @@
 Each measurement is a process of its own: an epoch that is not counted, then --epochs that are. Task load takes each batch and
 adds up its rows, so that none stays unread; train is a step of GraphSAGE: PyG's, or DGL's for its ways and ours with +dgl. CPU seconds and peak memory are those of the process
 and of its daemon. NeighborLoader needs torch_sparse here (pyg-lib is not on PyPI). A way's name ends in -mmap where features
-are mapped, with the kernel's read-ahead, and in -mmap-random where MADV_RANDOM turns that off.
+are mapped, with the kernel's read-ahead, and in -mmap-random where MADV_RANDOM turns that off. graphbolt-sieve-25 reads its
+DiskBasedFeature, aligned to pages, behind a SIEVE cache of a quarter of the rows: it needs GraphBolt 2.4, which PyPI does not have.
 
 Nothing bounds the page cache, unless --rows-memory SIZE does: then each process, with its daemon, gets a control group of its own
 (memory controller, version 1 or 2; needs root) and, after the epoch that is not counted, no more than what it holds then beside rows,
-SIZE for rows, and --slack for the rest. Ours take SIZE by their caches (name the share, as helios-25) and read with O_DIRECT, others
-by the page cache of their mapped features. One more epoch is not counted then. Ways in memory have no bound, and train- ways none but
-their caches' sizes. Page cache in use at the end is told as "cached".
-Out of core, 2 GiB of rows and 512 MiB for them:
+SIZE for rows, and --slack for the rest. Ways with a share, as helios-25, hold their rows in a cache and read with O_DIRECT; others
+get SIZE by the page cache of their mapped features, and one more epoch is not counted. Ways in memory have no bound. Page cache in
+use at the end is told as "cached". Out of core, 2 GiB of rows and 512 MiB for them:
 
     python loaders.py --heliosctl bin/heliosctl --nodes 2097152 --dim 256 --rows-memory 512MiB \
         --ways inmem,helios-25,cpu-25,train-helios-25,train-cpu-25,dgl-mmap-random,graphbolt-mmap,graphbolt-mmap-random,pyg-mmap-random
+
+The table of BENCHMARKS' GraphBolt, in 6 minutes once the dataset and the packs are in --work; ratios are formed within a round:
+
+    python loaders.py --heliosctl bin/heliosctl --nodes 2097152 --dim 256 --batches 201 --tasks train --rows-memory 512MiB --work W \
+        --ways train-helios-25,train-cpu-25,train-diskgnn-25,graphbolt-sieve-25,train-helios-10,train-diskgnn-10,graphbolt-sieve-10
 """
 import argparse, json, mmap, os, resource, statistics, subprocess, sys, tempfile, time
 
@@ -55,9 +60,15 @@ def options(way):
     mode, _, share = way.partition("-")
     if mode == "inmem":
         return {"mode": "inmem"}
-    if mode == "cpu":
-        return {"mode": "cpu", "cpu_cache": f"{share}%"}
+    if mode in ("cpu", "ginex"):
+        return {"mode": mode, "cpu_cache": f"{share}%"}
     return {"mode": mode, "gpu_cache": "0", "cpu_cache": f"{share}%"}
+
+
+def bytes_read():
+    """Bytes that this process had read from disks."""
+    with open("/proc/self/io") as f:
+        return next(int(line.split()[1]) for line in f if line.startswith("read_bytes"))
 
 
 def measure(way, task, data):
@@ -65,10 +76,10 @@ def measure(way, task, data):
     import torch
 
     torch.manual_seed(1)
-    path = {n: os.path.join(data, n + ".npy") for n in ("indptr", "indices", "features", "labels", "train")}
+    path = {n: os.path.join(data, n + ".npy") for n in ("indptr", "indices", "features", "aligned", "labels", "train")}
     train = torch.from_numpy(np.load(path["train"]))
     framework, _, kept = way.partition("-")
-    mapped = kept.startswith("mmap")
+    mapped, sieve = kept.startswith("mmap"), kept.startswith("sieve")
 
     def features():
         x = np.load(path["features"], mmap_mode="r" if mapped else None)
@@ -100,7 +111,7 @@ def measure(way, task, data):
         import dgl
 
         indptr, indices = topology()
-        x, labels = features(), torch.from_numpy(np.load(path["labels"]).astype(np.int64))
+        x, labels = None if sieve else features(), torch.from_numpy(np.load(path["labels"]).astype(np.int64))
         if framework == "dgl":
             graph = dgl.graph(("csc", (indptr, indices, torch.tensor([], dtype=torch.int64))), num_nodes=len(indptr) - 1)
             sampler = dgl.dataloading.NeighborSampler(fanout[::-1])
@@ -112,14 +123,21 @@ def measure(way, task, data):
             import dgl.graphbolt as gb
 
             graph = gb.fused_csc_sampling_graph(indptr, indices)
-            store = gb.BasicFeatureStore({("node", None, "feat"): gb.TorchBasedFeature(x)})
+            if sieve:
+                rows = int(os.path.getsize(path["aligned"]) * int(kept.removeprefix("sieve-")) / 100)
+                feature = gb.cpu_cached_feature(gb.DiskBasedFeature(path["aligned"]), rows, policy="sieve")
+            else:
+                feature = gb.TorchBasedFeature(x)
+            store = gb.BasicFeatureStore({("node", None, "feat"): feature})
+            seeds = "seeds" if "seeds" in gb.MiniBatch.__annotations__ else "seed_nodes"  # a later GraphBolt; 2.1
 
             def begin():
-                dp = gb.ItemSampler(gb.ItemSet(train, names="seed_nodes"), batch_size=a.batch, shuffle=True)
+                dp = gb.ItemSampler(gb.ItemSet(train, names=seeds), batch_size=a.batch, shuffle=True)
                 dp = dp.sample_neighbor(graph, [torch.LongTensor([f]) for f in fanout])
                 dp = dp.fetch_feature(store, node_feature_keys=["feat"])
                 for b in gb.DataLoader(dp):
-                    yield b.node_features["feat"], labels[b.seed_nodes], b.blocks, len(b.seed_nodes)
+                    ids = getattr(b, seeds)
+                    yield b.node_features["feat"], labels[ids], b.blocks, len(ids)
     else:
         import helios
 
@@ -183,13 +201,14 @@ def measure(way, task, data):
     epoch()
     group, cached = Group(a.group) if a.group else None, 0
     if group:
-        rows = 0 if closing else size(a.rows_memory)  # ours hold them already
-        group.bound(group.held() + rows + size(a.slack))
-        epoch()
-    began, n = time.perf_counter(), 0
+        held = closing or sieve  # rows are in a cache already
+        group.bound(group.held() + (0 if held else size(a.rows_memory)) + size(a.slack))
+        if not held:
+            epoch()
+    read, began, n = bytes_read(), time.perf_counter(), 0
     for _ in range(a.epochs):
         n += epoch()
-    took = time.perf_counter() - began
+    took, read = time.perf_counter() - began, (bytes_read() - read) // a.epochs
     if group:
         cached = group.cached()
     daemon_peak = 0
@@ -199,7 +218,7 @@ def measure(way, task, data):
         closing()
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return {"seconds_per_batch": took / n, "batches": n, "cpu": own.ru_utime + own.ru_stime, "peak": own.ru_maxrss << 10,
-            "daemon_cpu": children.ru_utime + children.ru_stime, "daemon_peak": daemon_peak, "cached": cached}
+            "daemon_cpu": children.ru_utime + children.ru_stime, "daemon_peak": daemon_peak, "cached": cached, "read": read}
 
 
 if a.one:
@@ -235,17 +254,38 @@ def in_group(way, task):
         group.remove()
 
 
-def in_process(way, task):
-    """heliosctl train itself: its second epoch, with its own model."""
+def flags(way):
+    """Those of heliosctl for a way of its own."""
     more = [f"--{k.replace('_', '-')}={v}" for k, v in options(way.removeprefix("train-")).items()]
+    if way.startswith("train-diskgnn"):
+        more.append("--packed=" + os.path.join(work, way))
+    return [data, "--fanout", a.fanout, "--batch-size", str(a.batch), "--hidden", str(a.hidden), "--epochs", str(1 + a.epochs), "--json",
+            "--quiet", *more]
+
+
+def in_process(way):
+    """heliosctl train itself: its epochs but the first, with its own model."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    got = run(a.heliosctl, "train", data, "--fanout", a.fanout, "--batch-size", str(a.batch), "--hidden", str(a.hidden), "--epochs",
-              str(1 + a.epochs), "--no-eval", "--json", "--quiet", *more)
+    group = Group.below_own() if a.rows_memory and way != "train-inmem" else None
+    epochs = []
+    try:
+        with subprocess.Popen([a.heliosctl, "train", *flags(way), "--no-eval"], env=env, text=True, stdout=subprocess.PIPE,
+                              preexec_fn=group.enter if group else None) as p:
+            for e in map(json.loads, p.stdout):
+                if e["event"] == "epoch":
+                    epochs.append(e)
+                    if group and len(epochs) == 1:
+                        group.bound(group.held() + size(a.slack))
+        if p.returncode:
+            sys.exit(f"heliosctl train, {way}: exit code {p.returncode}")
+    finally:
+        if group:
+            group.remove()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    epochs = [r for r in got if r["event"] == "epoch"][1:]
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"seconds_per_batch": sum(e["seconds"] for e in epochs) / (a.batches * a.epochs), "cpu": cpu, "peak": 0, "daemon_cpu": 0,
-            "daemon_peak": 0, "cached": 0}
+    total = {k: sum(e[k] for e in epochs[1:]) for k in ("seconds", "batches", "bytes_ssd")}
+    return {"seconds_per_batch": total["seconds"] / total["batches"], "cpu": cpu, "peak": 0, "daemon_cpu": 0, "daemon_peak": 0,
+            "cached": 0, "read": total["bytes_ssd"] // a.epochs}
 
 
 if not os.path.exists(data):
@@ -255,6 +295,14 @@ if not os.path.exists(data):
     room = f"{a.nodes * a.dim * 4 * 5 // 4 // 2**20 + 64}MiB"
     run(a.heliosctl, "bind-ssds", "--proxy", os.path.join(work, "ssd.img"), "--size", room, "--json")
     run(a.heliosctl, "load", data, "--json")
+for way in a.ways.split(","):
+    if "-sieve-" in way and not os.path.exists(aligned := os.path.join(data, "aligned.npy")):
+        import dgl.graphbolt as gb
+        import numpy as np
+
+        gb.numpy_save_aligned(aligned, np.load(os.path.join(data, "features.npy"), mmap_mode="r"))
+    if way.startswith("train-diskgnn"):
+        run(a.heliosctl, "prepare", *flags(way))
 results = []
 for task in a.tasks.split(","):
     for turn in range(a.rounds):
@@ -262,18 +310,24 @@ for task in a.tasks.split(","):
             if way.startswith("train-"):
                 if task == "load":
                     continue
-                got = in_process(way, task)
+                got = in_process(way)
             else:
                 got = in_group(way, task) if a.rows_memory and "-" in way else apart(way, task)
             results.append({"way": way, "task": task, "round": turn, **got})
             print(json.dumps(results[-1]), file=sys.stderr, flush=True)
-    print(f"| {task} | seconds a batch | CPU s, and the daemon's | peak, and the daemon's | page cache |\n|---|---|---|---|---|")
+    print(f"| {task} | seconds a batch | of GraphBolt's | read an epoch | CPU s, and the daemon's | peak, and the daemon's | page cache |\n"
+          "|---|---|---|---|---|---|---|")
     for way in a.ways.split(","):
         of = [r for r in results if r["way"] == way and r["task"] == task]
         if of:
             s = sorted(r["seconds_per_batch"] for r in of)
-            m = {k: statistics.median(r[k] for r in of) for k in ("cpu", "daemon_cpu", "peak", "daemon_peak", "cached")}
-            print(f"| {way} | {statistics.median(s):.4f} ({s[0]:.4f}-{s[-1]:.4f}) | {m['cpu']:.1f}, {m['daemon_cpu']:.1f} | "
+            m = {k: statistics.median(r[k] for r in of) for k in ("cpu", "daemon_cpu", "peak", "daemon_peak", "cached", "read")}
+            rival = "graphbolt-sieve-" + way.rpartition("-")[2]
+            beside = {r["round"]: r["seconds_per_batch"] for r in results if r["way"] == rival and r["task"] == task}
+            ratios = sorted(r["seconds_per_batch"] / beside[r["round"]] for r in of if r["round"] in beside)
+            of_it = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})" if ratios else ""
+            print(f"| {way} | {statistics.median(s):.4f} ({s[0]:.4f}-{s[-1]:.4f}) | {of_it} | {m['read'] / 2**20:.0f} MiB | "
+                  f"{m['cpu']:.1f}, {m['daemon_cpu']:.1f} | "
                   f"{m['peak'] / 2**20:.0f}, {m['daemon_peak'] / 2**20:.0f} MiB | {m['cached'] / 2**20:.0f} MiB |")
 if a.json:
     with open(a.json, "w") as f:
