@@ -75,7 +75,9 @@ func (s side) from(k, i int) side {
 
 // ahead names the lines that will be read next of the operands, by columns. Tiles ask memory for
 // them, one column a tile.
-type ahead [2]struct {
+type ahead [2]lines
+
+type lines struct {
 	side
 	n int // floats of a step that are left
 }
@@ -94,12 +96,12 @@ func (a *ahead) line(none *float32) (far *float32, fs int) {
 	return none, 0
 }
 
-// addRows names the lines of the next gemmMC rows of kc steps at x, of which there may be fewer,
-// where rows are adjacent: they are the floats of kc rows of gemmMC. No column begins behind the
-// last float, for Go's garbage collector looks where pointers lead.
-func (a *ahead) addRows(x side, rows, kc int) {
+// set names the lines of the next gemmMC rows of kc steps at x, of which there may be fewer, where
+// rows are adjacent: they are the floats of kc rows of gemmMC. No column begins behind the last
+// float, for Go's garbage collector looks where pointers lead.
+func (a *lines) set(x side, rows, kc int) {
 	if !x.major && x.ld == kc {
-		*a = ahead{{side{p: x.p, ld: gemmMC}, min(gemmMC, rows*kc)}}
+		*a = lines{side{p: x.p, ld: gemmMC}, min(gemmMC, rows*kc)}
 	}
 }
 
@@ -222,6 +224,23 @@ func (t thinTerm) blocks() int {
 	return (t.k + depth - 1) / depth
 }
 
+// together is the number of terms, 1 or 2, whose steps are one block: two that are packed save a
+// pass over C.
+func (m *micro) together(terms []thinTerm, rows, cols int) int {
+	steps := 0
+	for i, t := range terms {
+		steps += t.k
+		packed := rows > gemmPackRows && (!t.x.major || cols > 2*m.lanes) && !t.inPlace()
+		if i > 0 && steps <= gemmKC && packed {
+			return 2
+		}
+		if !packed {
+			break
+		}
+	}
+	return 1
+}
+
 // stepsFrom names the lines that the steps from k on read of some rows, and of columns from j on.
 func (t thinTerm) stepsFrom(k, j, rows, cols int) (a ahead) {
 	if k < t.k && t.x.major && t.y.major {
@@ -257,12 +276,19 @@ func (m *micro) block(s *gemmScratch, terms []thinTerm, j0, rows, cols int, c *f
 	finish func(i0, i1 int)) {
 	nr := 2 * m.lanes
 	load := 0
-	for ti, t := range terms {
+	for len(terms) > 0 {
+		group := terms[:m.together(terms, rows, cols)]
+		terms = terms[len(group):]
+		t := group[0]
 		inPlace, blocks := t.inPlace(), t.blocks()
 		for b := range blocks {
 			k0, k1 := t.k*b/blocks, t.k*(b+1)/blocks
-			kc := k1 - k0
-			last := ti == len(terms)-1 && b == blocks-1
+			own := k1 - k0
+			kc := own
+			if len(group) > 1 {
+				kc += group[1].k
+			}
+			last := len(terms) == 0 && b == blocks-1
 			next := t.stepsFrom(k1, j0, rows, cols)
 			// The vectors' side.
 			y := t.y.from(k0, j0)
@@ -272,19 +298,28 @@ func (m *micro) block(s *gemmScratch, terms []thinTerm, j0, rows, cols int, c *f
 				packed = cols / nr * nr
 			}
 			if packed < cols {
-				m.packY(s, y.from(0, packed), cols-packed, kc, yp)
+				m.packY(s, s.y[:], y.from(0, packed), cols-packed, own, yp)
+				if len(group) > 1 {
+					m.packY(s, s.y[own*nr:], group[1].y.from(0, j0), cols, group[1].k, yp)
+				}
 			}
 			for i := 0; i < rows; i += gemmMC {
 				mc := min(gemmMC, rows-i)
 				x := t.x.from(k0, i)
 				if i+gemmMC < rows {
-					next.addRows(t.x.from(k0, i+gemmMC), rows-i-gemmMC, kc)
+					next[0].set(t.x.from(k0, i+gemmMC), rows-i-gemmMC, own)
+					if len(group) > 1 {
+						next[1].set(group[1].x.from(0, i+gemmMC), rows-i-gemmMC, group[1].k)
+					}
 				}
 				xs, xp := x.ld*4, m.rows
 				xbase := x.p
 				if !x.major || cols > nr && !inPlace {
 					xs, xp, xbase = m.rows*4, m.rows*((kc+15)&^15)+gemmPad, &s.x[0]
-					m.packX(s, x, mc, kc, xp)
+					m.packX(s, s.x[:], x, mc, own, xp)
+					if len(group) > 1 { // behind, and over what the first has spilled
+						m.packX(s, s.x[own*m.rows:], group[1].x.from(0, i), mc, group[1].k, xp)
+					}
 				}
 				for j, n := 0, 0; j < cols; j += n {
 					n = min(nr, cols-j)
@@ -330,9 +365,9 @@ func (m *micro) size(n int) int {
 }
 
 // packY makes panels of two vectors of columns, ps floats apart.
-func (m *micro) packY(s *gemmScratch, y side, n, kc, ps int) {
+func (m *micro) packY(s *gemmScratch, to []float32, y side, n, kc, ps int) {
 	if y.major {
-		m.panels(&s.y[0], ps*4, y.p, y.ld*4, kc, n)
+		m.panels(&to[0], ps*4, y.p, y.ld*4, kc, n)
 		return
 	}
 	w := 2 * m.lanes
@@ -344,15 +379,15 @@ func (m *micro) packY(s *gemmScratch, y side, n, kc, ps int) {
 					s.rows[r] = elem(y.p, (j+h+r)*y.ld)
 				}
 			}
-			m.transpose(&s.y[j/w*ps+h], w*4, &s.rows[0], kc)
+			m.transpose(&to[j/w*ps+h], w*4, &s.rows[0], kc)
 		}
 	}
 }
 
 // packX makes panels of m.rows rows.
-func (m *micro) packX(s *gemmScratch, x side, n, kc, ps int) {
+func (m *micro) packX(s *gemmScratch, to []float32, x side, n, kc, ps int) {
 	if x.major {
-		m.columns(&s.x[0], ps*4, x.p, x.ld*4, kc, n)
+		m.columns(&to[0], ps*4, x.p, x.ld*4, kc, n)
 		return
 	}
 	for i := 0; i < n; i += m.rows {
@@ -362,7 +397,7 @@ func (m *micro) packX(s *gemmScratch, x side, n, kc, ps int) {
 				s.rows[r] = elem(x.p, (i+r)*x.ld)
 			}
 		}
-		m.transpose(&s.x[i/m.rows*ps], m.rows*4, &s.rows[0], kc)
+		m.transpose(&to[i/m.rows*ps], m.rows*4, &s.rows[0], kc)
 	}
 }
 

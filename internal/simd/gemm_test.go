@@ -309,7 +309,7 @@ func TestAheadStaysInside(t *testing.T) {
 			m := make([]float32, rows*k)
 			end := uintptr(unsafe.Pointer(&m[0])) + uintptr(4*len(m))
 			var a ahead
-			a.addRows(side{p: &m[0], ld: k}, rows, k)
+			a[0].set(side{p: &m[0], ld: k}, rows, k)
 			for range gemmMC {
 				if a.line(nil); a[0].p != nil {
 					require.Less(t, uintptr(unsafe.Pointer(a[0].p)), end, "%d rows of %d", rows, k)
