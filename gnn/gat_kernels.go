@@ -293,7 +293,7 @@ func gatSumBwd(b *cuda.Block, p *gatParams) error {
 func gatScaledSum(b *cuda.Block, p *gatParams) error {
 	wide, groups := p.Heads*p.Dim, leaves(p.Rows)
 	z, out, scale := view(p.Z, p.Rows*wide), view(p.Out, groups*wide), view(p.Scale, p.Rows*p.Heads)
-	var list [sumLeaf]uint32
+	var list [2 * sumLeaf]uint32 // rows behind the group are asked of memory
 	for r := range list {
 		list[r] = uint32(r)
 	}
@@ -301,7 +301,7 @@ func gatScaledSum(b *cuda.Block, p *gatParams) error {
 	lo, hi := b.Range(groups)
 	for g := lo; g < hi; g++ {
 		from, to := g*sumLeaf, min((g+1)*sumLeaf, p.Rows)
-		s.List, s.X = list[:to-from], z[from*wide:to*wide]
+		s.List, s.X = list[:min(p.Rows-from, int64(len(list)))], z[from*wide:]
 		s.Weights = scale[from*p.Heads : to*p.Heads]
 		b.SIMD().SumHeads(&s, out[g*wide:(g+1)*wide], 0, []uint32{uint32(to - from)},
 			&simd.HeadTerms{})

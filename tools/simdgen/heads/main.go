@@ -37,8 +37,12 @@ const (
 	terms    = 3  // beside the list
 )
 
-// ahead is the number of places ahead in a list for which rows are asked.
-const ahead = 12
+// Places ahead in a list for which rows are asked: into L2, which has more misses in flight than
+// L1, and soon into L1.
+const (
+	ahead = 32
+	soon  = 6
+)
 
 const line = 64 // bytes that one prefetch fetches
 
@@ -72,7 +76,7 @@ func dots(l vec.Level) {
 		SUBQ(U32(uint32(l.Lanes)), odd)
 	}
 	next, list, out := vec.Arg(args, dotB), vec.Arg(args, dotList), vec.Arg(args, dotOut)
-	a, b, far := GP64(), GP64(), GP64()
+	a, b, far, near := GP64(), GP64(), GP64(), GP64()
 	TESTQ(list, list)
 	JE(LabelRef("row"))
 	Label("list")
@@ -87,20 +91,27 @@ func dots(l vec.Level) {
 	JL(LabelRef("listed"))
 	MOVQ(first, a)
 	MOVQ(next, b)
-	MOVQ(next, far) // rows in order come by themselves
 	TESTQ(list, list)
-	JE(LabelRef("found"))
+	JNE(LabelRef("named"))
+	IMUL3Q(U32(ahead), vec.Field(args, dotPitchB), far)
+	ADDQ(next, far)
+	IMUL3Q(U32(soon), vec.Field(args, dotPitchB), near)
+	ADDQ(next, near)
+	JMP(LabelRef("found"))
+	Label("named")
 	MOVL(Mem{Base: list}, b.As32())
 	IMULQ(vec.Field(args, dotPitchB), b)
 	ADDQ(next, b)
 	CMPQ(b, vec.Field(args, dotLast))
 	JA(LabelRef("bad"))
-	LEAQ(Mem{Base: list, Disp: 4 * ahead}, far)
-	CMPQ(far, vec.Field(args, dotFinal))
-	CMOVQHI(vec.Field(args, dotFinal), far)
-	MOVL(Mem{Base: far}, far.As32())
-	IMULQ(vec.Field(args, dotPitchB), far)
-	ADDQ(next, far)
+	for _, f := range []struct {
+		places int
+		row    reg.GPVirtual
+	}{{ahead, far}, {soon, near}} {
+		listed(list, f.places, vec.Field(args, dotFinal), f.row)
+		IMULQ(vec.Field(args, dotPitchB), f.row)
+		ADDQ(next, f.row)
+	}
 	ADDQ(U8(4), list)
 	Label("found")
 	heads := vec.Arg(args, dotHeads)
@@ -120,13 +131,13 @@ func dots(l vec.Level) {
 	Label("chunk")
 	CMPQ(n, U32(dotLanes))
 	JL(LabelRef("rest"))
-	PREFETCHT0(Mem{Base: far})
-	PREFETCHT0(Mem{Base: far, Disp: line})
+	ask(far, near, 0)
+	ask(far, near, line)
 	part(func(v int) {
 		VMOVUPS(Mem{Base: a, Disp: v * l.Bytes()}, t)
 		VMULPS(Mem{Base: b, Disp: v * l.Bytes()}, t, t)
 	})
-	for _, p := range []reg.GPVirtual{a, b, far} {
+	for _, p := range []reg.GPVirtual{a, b, far, near} {
 		ADDQ(U32(4*dotLanes), p)
 	}
 	SUBQ(U32(dotLanes), n)
@@ -134,14 +145,14 @@ func dots(l vec.Level) {
 	Label("rest")
 	TESTQ(n, n)
 	JE(LabelRef("tree"))
-	PREFETCHT0(Mem{Base: far})
+	ask(far, near, 0)
 	u := l.Vec()
 	part(func(v int) {
 		tails[v].Load(Mem{Base: a, Disp: v * l.Bytes()}, t)
 		tails[v].Load(Mem{Base: b, Disp: v * l.Bytes()}, u)
 		VMULPS(u, t, t)
 	})
-	for _, p := range []reg.GPVirtual{a, b, far} {
+	for _, p := range []reg.GPVirtual{a, b, far, near} {
 		LEAQ(Mem{Base: p, Index: n, Scale: 4}, p)
 	}
 	Label("tree")
@@ -180,6 +191,20 @@ func dots(l vec.Level) {
 	ADDQ(a, first)
 	JMP(LabelRef("list"))
 	vec.End()
+}
+
+// listed loads the element so many places behind e in a list, at most its final one.
+func listed(e reg.Register, places int, final Mem, to reg.GPVirtual) {
+	LEAQ(Mem{Base: e, Disp: 4 * places}, to)
+	CMPQ(to, final)
+	CMOVQHI(final, to)
+	MOVL(Mem{Base: to}, to.As32())
+}
+
+// ask asks for a line of two rows that come later.
+func ask(far, near reg.Register, disp int) {
+	PREFETCHT1(Mem{Base: far, Disp: disp})
+	PREFETCHT0(Mem{Base: near, Disp: disp})
 }
 
 // sumHeadRows makes each row out = first term + Σ_e w_e·x[row(e)] + other terms, each product and
@@ -223,7 +248,7 @@ func sumHeadRows(l vec.Level) {
 		for v := range sums {
 			l.Zero(sums[v])
 		}
-		e, row, far, p := GP64(), GP64(), GP64(), GP64()
+		e, row, far, near, p := GP64(), GP64(), GP64(), GP64(), GP64()
 		w, t, u := l.Vec(), l.Vec(), l.Vec()
 		// add adds the row times the weights at p.
 		add := func(asks bool) {
@@ -231,7 +256,8 @@ func sumHeadRows(l vec.Level) {
 			MOVQ(vec.Field(args, sumHeadOf), p)
 			for v := range sums {
 				if asks && v*l.Bytes()%line == 0 {
-					PREFETCHT0(part(far, v))
+					PREFETCHT1(part(far, v))
+					PREFETCHT0(part(near, v))
 				}
 				if s.Vectors > 0 {
 					VMOVUPS(part(p, v), t)
@@ -260,25 +286,25 @@ func sumHeadRows(l vec.Level) {
 		JMP(LabelRef(name + "more"))
 		Label(name + "row")
 		MOVL(Mem{Base: e}, row.As32())
-		LEAQ(Mem{Base: e, Disp: 4 * ahead}, far)
-		CMPQ(far, vec.Field(args, sumFinal))
-		CMOVQHI(vec.Field(args, sumFinal), far)
-		MOVL(Mem{Base: far}, far.As32())
+		listed(e, ahead, vec.Field(args, sumFinal), far)
+		listed(e, soon, vec.Field(args, sumFinal), near)
 		MOVQ(vec.Field(args, sumRows), p)
 		TESTQ(p, p)
 		JE(LabelRef(name + "rows"))
 		CMPQ(row, vec.Field(args, sumEdges)) // the list is of edges
 		JAE(LabelRef("bad"))
-		CMPQ(far, vec.Field(args, sumEdges))
-		CMOVQCC(row, far)
 		edge := GP64()
+		for _, later := range []reg.GPVirtual{far, near} {
+			CMPQ(later, vec.Field(args, sumEdges))
+			CMOVQCC(row, later)
+			MOVQ(later, edge)
+			MOVL(Mem{Base: p, Index: later, Scale: 4}, later.As32())
+			IMULQ(vec.Field(args, sumStride), edge)
+			ADDQ(vec.Field(args, sumWeights), edge)
+			PREFETCHT0(Mem{Base: edge})
+		}
 		MOVQ(row, edge)
 		MOVL(Mem{Base: p, Index: row, Scale: 4}, row.As32())
-		MOVL(Mem{Base: p, Index: far, Scale: 4}, p.As32())
-		IMULQ(vec.Field(args, sumStride), far)
-		ADDQ(vec.Field(args, sumWeights), far)
-		PREFETCHT0(Mem{Base: far})
-		MOVQ(p, far)
 		MOVQ(edge, p)
 		IMULQ(vec.Field(args, sumStride), p)
 		JMP(LabelRef(name + "weighed"))
@@ -293,8 +319,10 @@ func sumHeadRows(l vec.Level) {
 		ADDQ(x, row)
 		CMPQ(row, vec.Field(args, sumLast))
 		JA(LabelRef("bad"))
-		IMULQ(pitch, far)
-		ADDQ(x, far)
+		for _, later := range []reg.GPVirtual{far, near} {
+			IMULQ(pitch, later)
+			ADDQ(x, later)
+		}
 		add(true)
 		ADDQ(U8(4), e)
 		Label(name + "more")
