@@ -823,7 +823,7 @@ func (l *servedLoader) tensors(b *sched.Loaded) []serve.Tensor {
 		n := strconv.Itoa(h)
 		all = append(all, serve.Of("indptr."+n, "int64", k.Indptr), serve.Tensor{Name: "src." + n,
 			DType: "int64", Shape: []int64{int64(len(k.Src))}, Bytes: int64(len(k.Src)) * 8,
-			Put: func(to []byte) { widen(hostmem.View[int64](to), k.Src) }})
+			Put: func(to []byte) { simd.Auto.FromUint32(hostmem.View[int64](to), k.Src) }})
 		if k.Weights != nil {
 			all = append(all, serve.Of("weights."+n, "float32", k.Weights))
 		}
@@ -839,15 +839,13 @@ func (l *servedLoader) tensors(b *sched.Loaded) []serve.Tensor {
 			pairs, edge := hostmem.View[int64](to), int64(0)
 			for h := range b.Blocks {
 				k := &b.Blocks[h]
-				drawn := k.Src[k.Indptr[firstOf(b, h)]:k.Indptr[k.NumDst]]
-				widen(pairs[edge:], drawn)
-				into := pairs[edges+edge:]
-				for d := firstOf(b, h); d < k.NumDst; d++ {
-					n := k.Indptr[d+1] - k.Indptr[d]
-					repeat(into, n, d)
-					into = into[n:]
-				}
-				edge += int64(len(drawn))
+				first := firstOf(b, h)
+				lists := k.Indptr[first : k.NumDst+1]
+				drawn := k.Src[lists[0]:lists[len(lists)-1]]
+				n := int64(len(drawn))
+				simd.Auto.FromUint32(pairs[edge:][:n], drawn)
+				simd.Auto.Repeat(pairs[edges+edge:][:n], lists, first)
+				edge += n
 			}
 		}})
 }
@@ -856,7 +854,12 @@ func (l *servedLoader) tensors(b *sched.Loaded) []serve.Tensor {
 func (l *servedLoader) targets(b *sched.Loaded) serve.Tensor {
 	n, columns := int64(len(b.Labels)), int64(1)
 	y := serve.Tensor{Name: "y", DType: "int64", Bytes: n * 8,
-		Put: func(to []byte) { widen(hostmem.View[int64](to), b.Labels) }}
+		Put: func(to []byte) {
+			y := hostmem.View[int64](to)
+			for i, v := range b.Labels {
+				y[i] = int64(v)
+			}
+		}}
 	if b.Targets != nil {
 		y, columns = serve.Of("y", "float32", b.Targets), int64(b.Columns)
 		n = int64(len(b.Targets)) / columns
@@ -913,25 +916,4 @@ func (l *servedLoader) rowsGoAsTheyAre() bool {
 		element = 2
 	}
 	return int64(l.t.RowBytes(int(l.dim))) == element*l.dim
-}
-
-// repeat puts v into the first n numbers of to, and perhaps into 7 behind them, whose turn comes
-// later: eight at a time take half as long as short runs one by one.
-func repeat(to []int64, n, v int64) {
-	for ; n > 0 && len(to) >= 8; n -= 8 {
-		t := (*[8]int64)(to)
-		t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7] = v, v, v, v, v, v, v, v
-		to = to[8:]
-	}
-	for i := range max(n, 0) {
-		to[i] = v
-	}
-}
-
-// widen copies numbers into larger ones.
-func widen[T int32 | uint32](to []int64, from []T) {
-	to = to[:len(from)]
-	for i, v := range from {
-		to[i] = int64(v)
-	}
 }

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"helios/internal/errs"
+	"helios/internal/hostmem"
 	"helios/internal/serve"
 	"helios/internal/ui"
 )
@@ -76,11 +77,35 @@ func TestServeOptions(t *testing.T) {
 			last := b.Tensors[len(b.Tensors)-1]
 			require.Equal(t, "edge_index", last.Name)
 			require.Equal(t, []int64{2, b.HopEdges[0] + b.HopEdges[1]}, last.Shape)
+			requireEdges(t, b)
 			return nil
 		}))
 		require.Equal(t, l.Batches(), n)
 		require.NoError(t, l.Close())
 	}
+}
+
+// requireEdges holds the edge_index of a batch against its blocks.
+func requireEdges(t *testing.T, b *serve.Batch) {
+	t.Helper()
+	arrays := map[string][]int64{}
+	for _, x := range b.Tensors {
+		raw := make([]int64, (x.Bytes+7)/8)
+		x.Put(hostmem.Bytes(raw)[:x.Bytes])
+		arrays[x.Name] = raw
+	}
+	var sources, targets []int64
+	first := int64(0)
+	for h := range b.HopEdges {
+		indptr, src := arrays[fmt.Sprintf("indptr.%d", h)], arrays[fmt.Sprintf("src.%d", h)]
+		for v := first; v < b.HopEnd[h]; v++ {
+			list := src[indptr[v]:indptr[v+1]]
+			sources = append(sources, list...)
+			targets = append(targets, slices.Repeat([]int64{v}, len(list))...)
+		}
+		first = b.HopEnd[h]
+	}
+	require.Equal(t, slices.Concat(sources, targets), arrays["edge_index"])
 }
 
 // A client that does not know types is refused a typed graph. To others tensors come by type and

@@ -7,10 +7,10 @@ import (
 
 //go:generate go -C ../../tools run ./simdgen/convert -out ../internal/simd/convert_amd64.s -stubs ../internal/simd/convert_amd64.go -pkg simd
 
-// Widening of stored numbers to float32: little-endian source, as many elements as dst has. All are
-// exact but FromInt8, which rounds one product; so every level gives the same bits. A vector's tail
-// is done again with the vector that ends where the data ends, so sources and destinations must not
-// overlap.
+// Widening of stored numbers to float32, and of uint32 to int64: little-endian source, as many
+// elements as dst has. All are exact but FromInt8, which rounds one product; so every level gives
+// the same bits. A vector's tail is done again with the vector that ends where the data ends, so
+// sources and destinations must not overlap.
 
 // FromFloat16 widens IEEE half precision. Signalling NaNs become quiet, as F16C makes them.
 func (l Level) FromFloat16(dst []float32, src []byte) {
@@ -66,6 +66,51 @@ func (l Level) FromInt8(dst []float32, src []byte, scale float32) {
 		for i := range dst {
 			dst[i] = float32(int8(src[i])) * scale
 		}
+	}
+}
+
+// FromUint32 widens whole numbers.
+func (l Level) FromUint32(dst []int64, src []uint32) {
+	n := len(dst)
+	if n == 0 {
+		return
+	}
+	src = src[:n]
+	switch {
+	case l.Resolve() == AVX512 && n >= 8:
+		fromUint32AVX512(&dst[0], &src[0], uint64(n))
+	case l.Resolve() >= AVX2 && n >= 4:
+		fromUint32AVX2(&dst[0], &src[0], uint64(n))
+	default:
+		for i, v := range src {
+			dst[i] = int64(v)
+		}
+	}
+}
+
+// Repeat fills dst with the numbers of adjacent lists, first, first+1, …, each as often as its list
+// is long: list i has indptr[i+1]-indptr[i] elements, and all lists together have len(dst).
+func (l Level) Repeat(dst []int64, indptr []int64, first int64) {
+	lists := int64(len(indptr) - 1)
+	if lists < 1 {
+		return
+	}
+	i := int64(0)
+	if len(dst) > 0 {
+		switch l.Resolve() {
+		case AVX512:
+			i = repeatAVX512(&dst[0], int64(len(dst)), &indptr[0], lists, first)
+		case AVX2:
+			i = repeatAVX2(&dst[0], int64(len(dst)), &indptr[0], lists, first)
+		}
+	}
+	dst = dst[indptr[i]-indptr[0]:]
+	for ; i < lists; i++ {
+		n := indptr[i+1] - indptr[i]
+		for k := range dst[:n] {
+			dst[k] = first + i
+		}
+		dst = dst[n:]
 	}
 }
 

@@ -13,6 +13,12 @@ func fromBFloat16AVX2(dst *float32, src *byte, n uint64)
 // fromInt8AVX2 widens n elements of int8 times scale; n is at least 8.
 func fromInt8AVX2(dst *float32, src *byte, n uint64, scale float32)
 
+// fromUint32AVX2 widens n elements of uint32; n is at least 4.
+func fromUint32AVX2(dst *int64, src *uint32, n uint64)
+
+// repeatAVX2 is Repeat of the first ones of n lists; it returns how many.
+func repeatAVX2(dst *int64, room int64, indptr *int64, n int64, v int64) int64
+
 // fromFloat16AVX512 widens n elements of float16; n is at least 16.
 func fromFloat16AVX512(dst *float32, src *byte, n uint64)
 
@@ -21,3 +27,9 @@ func fromBFloat16AVX512(dst *float32, src *byte, n uint64)
 
 // fromInt8AVX512 widens n elements of int8 times scale; n is at least 16.
 func fromInt8AVX512(dst *float32, src *byte, n uint64, scale float32)
+
+// fromUint32AVX512 widens n elements of uint32; n is at least 8.
+func fromUint32AVX512(dst *int64, src *uint32, n uint64)
+
+// repeatAVX512 is Repeat of the first ones of n lists; it returns how many.
+func repeatAVX512(dst *int64, room int64, indptr *int64, n int64, v int64) int64

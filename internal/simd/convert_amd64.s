@@ -155,6 +155,91 @@ done:
 	VZEROUPPER
 	RET
 
+// func fromUint32AVX2(dst *int64, src *uint32, n uint64)
+// Requires: AVX, AVX2
+TEXT ·fromUint32AVX2(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ n+16(FP), DX
+	XORQ BX, BX
+	MOVQ DX, SI
+	SUBQ $0x04, SI
+
+loop4:
+	LEAQ      12(BX), DI
+	CMPQ      DI, SI
+	JG        loop1
+	VPMOVZXDQ (CX)(BX*4), Y0
+	VMOVUPS   Y0, (AX)(BX*8)
+	VPMOVZXDQ 16(CX)(BX*4), Y0
+	VMOVUPS   Y0, 32(AX)(BX*8)
+	VPMOVZXDQ 32(CX)(BX*4), Y0
+	VMOVUPS   Y0, 64(AX)(BX*8)
+	VPMOVZXDQ 48(CX)(BX*4), Y0
+	VMOVUPS   Y0, 96(AX)(BX*8)
+	ADDQ      $0x10, BX
+	JMP       loop4
+
+loop1:
+	CMPQ      BX, SI
+	JGE       tail
+	VPMOVZXDQ (CX)(BX*4), Y0
+	VMOVUPS   Y0, (AX)(BX*8)
+	ADDQ      $0x04, BX
+	JMP       loop1
+
+tail:
+	CMPQ      BX, DX
+	JGE       done
+	MOVQ      SI, BX
+	VPMOVZXDQ (CX)(BX*4), Y0
+	VMOVUPS   Y0, (AX)(BX*8)
+
+done:
+	VZEROUPPER
+	RET
+
+// func repeatAVX2(dst *int64, room int64, indptr *int64, n int64, v int64) int64
+// Requires: AVX, AVX2
+TEXT ·repeatAVX2(SB), NOSPLIT, $0-48
+	MOVQ         dst+0(FP), AX
+	MOVQ         room+8(FP), CX
+	MOVQ         indptr+16(FP), DX
+	MOVQ         n+24(FP), BX
+	MOVQ         v+32(FP), SI
+	VMOVQ        SI, X0
+	VPBROADCASTQ X0, Y1
+	MOVQ         $0x00000001, SI
+	VMOVQ        SI, X0
+	VPBROADCASTQ X0, Y0
+	XORQ         SI, SI
+	SUBQ         $0x08, CX
+
+list:
+	CMPQ SI, BX
+	JGE  done
+	MOVQ 8(DX)(SI*8), DI
+	SUBQ (DX)(SI*8), DI
+	SUBQ DI, CX
+	JL   done
+	MOVQ AX, R8
+	LEAQ (AX)(DI*8), AX
+
+more:
+	VMOVUPS Y1, (R8)
+	VMOVUPS Y1, 32(R8)
+	ADDQ    $0x40, R8
+	CMPQ    R8, AX
+	JB      more
+	VPADDQ  Y0, Y1, Y1
+	INCQ    SI
+	JMP     list
+
+done:
+	MOVQ SI, ret+40(FP)
+	VZEROUPPER
+	RET
+
 // func fromFloat16AVX512(dst *float32, src *byte, n uint64)
 // Requires: AVX, AVX512F
 TEXT ·fromFloat16AVX512(SB), NOSPLIT, $0-24
@@ -303,5 +388,90 @@ tail:
 	VMOVUPS   Z1, (AX)(BX*4)
 
 done:
+	VZEROUPPER
+	RET
+
+// func fromUint32AVX512(dst *int64, src *uint32, n uint64)
+// Requires: AVX, AVX512F
+TEXT ·fromUint32AVX512(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ n+16(FP), DX
+	XORQ BX, BX
+	MOVQ DX, SI
+	SUBQ $0x08, SI
+
+loop4:
+	LEAQ      24(BX), DI
+	CMPQ      DI, SI
+	JG        loop1
+	VPMOVZXDQ (CX)(BX*4), Z0
+	VMOVUPS   Z0, (AX)(BX*8)
+	VPMOVZXDQ 32(CX)(BX*4), Z0
+	VMOVUPS   Z0, 64(AX)(BX*8)
+	VPMOVZXDQ 64(CX)(BX*4), Z0
+	VMOVUPS   Z0, 128(AX)(BX*8)
+	VPMOVZXDQ 96(CX)(BX*4), Z0
+	VMOVUPS   Z0, 192(AX)(BX*8)
+	ADDQ      $0x20, BX
+	JMP       loop4
+
+loop1:
+	CMPQ      BX, SI
+	JGE       tail
+	VPMOVZXDQ (CX)(BX*4), Z0
+	VMOVUPS   Z0, (AX)(BX*8)
+	ADDQ      $0x08, BX
+	JMP       loop1
+
+tail:
+	CMPQ      BX, DX
+	JGE       done
+	MOVQ      SI, BX
+	VPMOVZXDQ (CX)(BX*4), Z0
+	VMOVUPS   Z0, (AX)(BX*8)
+
+done:
+	VZEROUPPER
+	RET
+
+// func repeatAVX512(dst *int64, room int64, indptr *int64, n int64, v int64) int64
+// Requires: AVX, AVX512F
+TEXT ·repeatAVX512(SB), NOSPLIT, $0-48
+	MOVQ         dst+0(FP), AX
+	MOVQ         room+8(FP), CX
+	MOVQ         indptr+16(FP), DX
+	MOVQ         n+24(FP), BX
+	MOVQ         v+32(FP), SI
+	VMOVQ        SI, X0
+	VPBROADCASTQ X0, Z1
+	MOVQ         $0x00000001, SI
+	VMOVQ        SI, X0
+	VPBROADCASTQ X0, Z0
+	XORQ         SI, SI
+	SUBQ         $0x10, CX
+
+list:
+	CMPQ SI, BX
+	JGE  done
+	MOVQ 8(DX)(SI*8), DI
+	SUBQ (DX)(SI*8), DI
+	SUBQ DI, CX
+	JL   done
+	MOVQ AX, R8
+	LEAQ (AX)(DI*8), AX
+
+more:
+	VMOVUPS Z1, (R8)
+	VMOVUPS Z1, 64(R8)
+	ADDQ    $0x80, R8
+	CMPQ    R8, AX
+	JB      more
+	VPADDQ  Z0, Z1, Z1
+	INCQ    SI
+	JMP     list
+
+done:
+	MOVQ SI, ret+40(FP)
 	VZEROUPPER
 	RET

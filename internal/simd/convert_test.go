@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -59,19 +60,44 @@ func TestFromLengths(t *testing.T) {
 		for n := range 200 {
 			b := src[n%3:]
 			f16, bf16, i8 := make([]float32, n+1), make([]float32, n+1), make([]float32, n+1)
-			f16[n], bf16[n], i8[n] = 7, 7, 7
+			u32, i64 := make([]uint32, n), make([]int64, n+1)
+			f16[n], bf16[n], i8[n], i64[n] = 7, 7, 7, 7
+			for i := range u32 {
+				u32[i] = r.Uint32()
+			}
 			l.FromFloat16(f16[:n], b)
 			l.FromBFloat16(bf16[:n], b)
 			l.FromInt8(i8[:n], b, scale)
+			l.FromUint32(i64[:n], u32)
 			for i := range n {
 				h := binary.LittleEndian.Uint16(b[2*i:])
 				require.Equal(t, math.Float32bits(Float16(h)), math.Float32bits(f16[i]),
 					"%v %d of %d", l, i, n)
 				require.Equal(t, uint32(h)<<16, math.Float32bits(bf16[i]), "%v %d of %d", l, i, n)
 				require.Equal(t, float32(int8(b[i]))*scale, i8[i], "%v %d of %d", l, i, n)
+				require.Equal(t, int64(u32[i]), i64[i], "%v %d of %d", l, i, n)
 			}
-			require.Equal(t, []float32{7, 7, 7}, []float32{f16[n], bf16[n], i8[n]},
-				"%v length %d", l, n)
+			require.Equal(t, []float32{7, 7, 7, 7}, []float32{f16[n], bf16[n], i8[n],
+				float32(i64[n])}, "%v length %d", l, n)
+		}
+	}
+}
+
+// TestRepeat has lists of every length around the vectors, with room behind them and without.
+func TestRepeat(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for _, l := range Levels() {
+		for lists := range 60 {
+			indptr, want := []int64{5}, []int64{}
+			for i := range lists {
+				n := r.IntN(1 + r.IntN(40))
+				indptr = append(indptr, indptr[i]+int64(n))
+				want = append(want, slices.Repeat([]int64{1<<40 + int64(i)}, n)...)
+			}
+			got := make([]int64, len(want)+1)
+			got[len(want)] = -7
+			l.Repeat(got[:len(want)], indptr, 1<<40)
+			require.Equal(t, append(want, -7), got, "%v, %d lists", l, lists)
 		}
 	}
 }

@@ -159,6 +159,12 @@ func guardConvert(f *fence, l Level, n int) {
 	l.FromFloat16(dst, src)
 	l.FromBFloat16(dst, src)
 	l.FromInt8(dst, guarded[byte](f, n), 0.5)
+	l.FromUint32(guarded[int64](f, n), f.numbers(n, 9))
+	indptr := guarded[int64](f, n+1)
+	for i := range indptr {
+		indptr[i] = int64(i) * int64(i) / 8
+	}
+	l.Repeat(guarded[int64](f, int(indptr[n])), indptr, 3)
 	l.BiasReLU(f.floats(n), f.floats(n), true)
 	l.Dropout(f.floats(n), [2]uint32{1, 2}, [4]uint32{3}, 0.5, 2)
 	l.ELU(f.floats(n), f.floats(n))
