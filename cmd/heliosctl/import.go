@@ -57,7 +57,7 @@ func runImport(ctx context.Context, e *env, f *importer.Format) error {
 	if out.Out == "" && !drafts {
 		return errs.New(errs.Usage, "no {out} DIR to create the dataset in")
 	}
-	out.Progress = e.ui.Progress
+	out.Progress, out.Given = e.ui.Progress, e.c.IsSet
 	var notes []string
 	out.Note = func(t errs.Text) {
 		s := t.Spell(e.flag)

@@ -2,6 +2,7 @@ package importer
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"helios/dataset"
 	"helios/dataset/edges"
 	"helios/internal/errs"
+	"helios/internal/options"
 	"helios/internal/work"
 )
 
@@ -28,6 +30,8 @@ type Output struct {
 
 	Progress work.Progress
 	Note     func(errs.Text) // hears of what is chosen or odd; may be nil
+	// Given reports whether an option was chosen; nil: one that is not its default was.
+	Given func(option string) bool
 }
 
 // Input are the options of formats whose input is files that an interrupted import can resume.
@@ -66,6 +70,13 @@ func (o *Output) note(format string, args ...any) {
 	if o.Note != nil {
 		o.Note(errs.Textf(format, args...))
 	}
+}
+
+func (o *Output) given(x options.Option) bool {
+	if o.Given == nil {
+		return fmt.Sprint(x.Value()) != x.Default
+	}
+	return o.Given(x.Name)
 }
 
 // usualShares are those of train and val where none are given; a dataset's source notes others

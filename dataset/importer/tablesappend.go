@@ -1,8 +1,10 @@
 package importer
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -15,6 +17,7 @@ import (
 	"helios/dataset/npy"
 	tables "helios/dataset/table"
 	"helios/internal/errs"
+	"helios/internal/options"
 )
 
 // An import that appends makes a new folder of the dataset's files and, behind them, of the rows of
@@ -270,7 +273,7 @@ func (t *tableImport) likeBase(ctx context.Context) error {
 			t.m.Source.Counts[name] = n
 		}
 	}
-	if err := t.likeShares(o); err != nil {
+	if err := t.likeDealt(o); err != nil {
 		return err
 	}
 	// Its arrays are read without the seal, and rows of a sealed dataset with it.
@@ -282,23 +285,26 @@ func (t *tableImport) likeBase(ctx context.Context) error {
 	return err
 }
 
-// likeShares takes the shares of the splits that the dataset's nodes were dealt by; others are
-// refused.
-func (t *tableImport) likeShares(base map[string]string) error {
-	shares := []*float64{&t.o.TrainFraction, &t.o.ValFraction}
-	for i, key := range shareKeys {
-		was, err := strconv.ParseFloat(base[key], 64)
-		if err != nil { // none is noted: its tables had splits, or the shares are the usual ones
-			return nil
-		}
-		if x := *shares[i]; x != usualShares[i] && x != was {
-			return errs.New(errs.Usage, "%v %g beside {append}: nodes of %s were dealt by %g; leave it out",
+// likeDealt takes the seed and the shares of the splits that the dataset's nodes were dealt by;
+// others that are given are refused.
+func (t *tableImport) likeDealt(base map[string]string) error {
+	if base["split"] != "random" { // its tables had splits: what is given deals the new nodes
+		base["seed"] = strconv.FormatUint(t.o.Seed, 10)
+		return nil
+	}
+	for _, key := range append([]string{"seed"}, shareKeys[:]...) {
+		o, _ := options.Find(&t.o.Output, key)
+		was := cmp.Or(base[key], o.Default) // of shares the usual ones are not noted
+		if x := fmt.Sprint(o.Value()); x != was && t.o.given(o) {
+			return errs.New(errs.Usage, "%v %s beside {append}: nodes of %s were dealt by %s; leave it out",
 				errs.Key(key), x, t.opt.Out, was)
 		}
-		*shares[i] = was
+		if err := o.Set(was); err != nil {
+			return err
+		}
 	}
-	t.o.note("new nodes without a split are dealt as the old ones were: %g to train, %g to val",
-		*shares[0], *shares[1])
+	t.o.note("new nodes without a split are dealt as the old ones were: %g to train, %g to val, by seed %d",
+		t.o.TrainFraction, t.o.ValFraction, t.o.Seed)
 	return nil
 }
 

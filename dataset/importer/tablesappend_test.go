@@ -299,7 +299,7 @@ func TestAppendSays(t *testing.T) {
 // old tables still counts. Damaged rows are found although they are read once.
 func TestAppendKeeps(t *testing.T) {
 	o := tableFiles(t, word, 300, 90)
-	o.TrainFraction, o.ValFraction, o.Dangling = 1, 0, "drop"
+	o.TrainFraction, o.ValFraction, o.Dangling, o.Seed = 1, 0, "drop", 7
 	require.NoError(t, os.WriteFile(o.Edges, []byte("who,whom\nnobody,noone\n"), 0o600))
 	require.NoError(t, importTables(o))
 	require.NoError(t, os.WriteFile(o.Edges, []byte("who,whom\nnoone,nobody\n"), 0o600))
@@ -310,9 +310,16 @@ func TestAppendKeeps(t *testing.T) {
 	require.NoError(t, os.WriteFile(o.Nodes, []byte("user,age,group\n"+rows.String()), 0o600))
 	var usual TablesOptions
 	options.Defaults(&usual)
-	o.Append, o.TrainFraction = true, 0.5
+	o.Append, o.TrainFraction, o.Seed = true, 0.5, 7
 	require.ErrorContains(t, importTables(o), "option train-fraction 0.5 beside option append: nodes of")
-	o.TrainFraction, o.ValFraction = usual.TrainFraction, usual.ValFraction
+	o.TrainFraction, o.ValFraction, o.Seed = usual.TrainFraction, usual.ValFraction, usual.Seed
+	for _, key := range []string{"seed", "train-fraction"} { // the default, by hand
+		o.Given = func(option string) bool { return option == key }
+		require.ErrorContains(t, importTables(o), "option "+key)
+	}
+	var notes []string
+	o.Note = func(t errs.Text) { notes = append(notes, string(t)) }
+	o.Given = func(string) bool { return false }
 	file := filepath.Join(o.Out, dataset.FeaturesName)
 	whole, err := os.ReadFile(file)
 	require.NoError(t, err)
@@ -323,4 +330,5 @@ func TestAppendKeeps(t *testing.T) {
 	m := datasettest.Open(t, o.Out).Meta
 	require.EqualValues(t, []int64{400, 400}, []int64{m.Nodes, m.Train})
 	require.EqualValues(t, 2, m.Source.Counts[danglingDropped])
+	require.Contains(t, strings.Join(notes, "\n"), "1 to train, 0 to val, by seed 7")
 }
