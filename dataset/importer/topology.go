@@ -3,6 +3,7 @@ package importer
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"helios/dataset/build"
 	"helios/dataset/edges"
@@ -158,6 +159,13 @@ func (im *importer) edgesFrom(ctx context.Context, s edges.Source) (err error) {
 			return err
 		}
 		im.nodesOpen = im.m.Nodes == 0
+	}
+	// A tensor that torch expanded states edges by the billion in a small file.
+	if r := im.o.rules(); s.Unit == "edges" && !r.Dedup && !r.NoSelf && !r.AddSelf &&
+		!im.s.Merging() {
+		if err := build.EnoughDisk(im.o.Out, 4*float64(s.Total)); err != nil {
+			return fmt.Errorf("%s: %d edges: %w", s.Name, s.Total, err)
+		}
 	}
 	if err := im.sorter.Read(ctx, s, im.o.Progress); err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"helios/dataset"
 	"helios/dataset/npy"
@@ -33,6 +34,9 @@ func pickled(b []byte, v any) []byte {
 	case bool:
 		b = append(b, map[bool]byte{false: 0x89, true: 0x88}[x])
 	case int:
+		if x > math.MaxInt32 {
+			return binary.LittleEndian.AppendUint64(append(b, 0x8a, 8), uint64(x))
+		}
 		b = binary.LittleEndian.AppendUint32(append(b, 'J'), uint32(x))
 	case string:
 		b = append(binary.LittleEndian.AppendUint32(append(b, 'X'), uint32(len(x))), x...)
@@ -191,8 +195,12 @@ func TestTorchRefuses(t *testing.T) {
 		require.Equal(t, errs.Usage, errs.ClassOf(err), name)
 		require.Less(t, len(err.Error()), 1000, name)
 	}
+	// As torch.tensor([[0], [1]]).expand(2, 1 << 50) says it.
+	_, err := importTorch(t, torchZip(t, change("edge_index",
+		long(0, []int{2, 1 << 50}, []int{1, 0})), zip.Store, data))
+	require.ErrorIs(t, err, unix.ENOSPC)
 	good := append(pickled([]byte{0x80, 2}, whole), '.')
-	_, err := importTorch(t, torchZip(t, good, zip.Deflate, data))
+	_, err = importTorch(t, torchZip(t, good, zip.Deflate, data))
 	require.ErrorContains(t, err, "is compressed, and its elements do not lie in their order")
 	file := torchZip(t, good, zip.Store, data)
 	_, err = importTorch(t, file[:len(file)-9])
