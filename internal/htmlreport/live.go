@@ -60,8 +60,9 @@ func (l *Live) Leave() {
 	}
 }
 
-// ServeHTTP answers with the page, and under "live" with what is new to a page that has so many
-// lines of results.
+// ServeHTTP answers with the page, and under "live" with what the run does now. There it sends the
+// page anew when the results have grown by a sixteenth since the page that asks, or have ended: all
+// that a run sends stays in proportion to its results.
 func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	l.mu.Lock()
 	source := l.source // lines are only added
@@ -91,10 +92,15 @@ func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		Now     string   `json:"now"`
 		Page    string   `json:"page,omitempty"`
 		Figures []figure `json:"figures,omitempty"`
-	}{Lines: len(source.lines), Ended: source.Ended}
+	}{Ended: source.Ended}
+	had, lines := -1, len(source.lines)
+	if n, err := strconv.Atoi(r.URL.Query().Get("lines")); err == nil && n >= 0 && n <= lines {
+		had = n // of another run where there are more
+	}
+	answer.Lines = had
 	if answer.Now, err = v.part("now"); err == nil &&
-		r.URL.Query().Get("lines") != strconv.Itoa(answer.Lines) {
-		answer.Figures = v.figures
+		(lines-had > max(had, 0)/16 || lines > had && source.Ended) {
+		answer.Lines, answer.Figures = lines, v.figures
 		answer.Page, err = v.part("page")
 	}
 	if err != nil {

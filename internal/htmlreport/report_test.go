@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"html"
 	"math"
+	"net/http/httptest"
 	"os"
 	"regexp"
 	"strconv"
@@ -594,4 +595,42 @@ func TestPlansTogether(t *testing.T) {
 	require.Equal(t, []string{"Plan: a, b 2", "Plan: c 1", "Plan: d 1"}, titles)
 	require.Equal(t, "Twice as much of each: helios on h, 2 SSDs", sections[0].Figures[1].Title)
 	require.Equal(t, "a", sources[0].Name, "the list of files stays")
+}
+
+// A page that follows a long run gets what is new, the whole at the end, and bytes in proportion to
+// the page.
+func TestLiveIsLinear(t *testing.T) {
+	live := NewLive("g", "v1")
+	lines, sent, last := "-1", 0, 0
+	ask := func() (news struct {
+		Lines int
+		Page  string
+	}) {
+		w := httptest.NewRecorder()
+		live.ServeHTTP(w, httptest.NewRequest("GET", "/live?lines="+lines, nil))
+		sent += w.Body.Len()
+		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &news))
+		if news.Page != "" {
+			last = w.Body.Len()
+		}
+		lines = strconv.Itoa(news.Lines)
+		return news
+	}
+	write := func(format string, args ...any) {
+		_, err := fmt.Fprintf(live, format+"\n", args...)
+		require.NoError(t, err)
+	}
+	write(`{"event":"begin","run":"r","verb":"train","dataset_name":"j"}`)
+	for i := range 400 {
+		write(`{"event":"epoch","epoch":%d,"seconds":1,"loss":2}`, i+1)
+		if page := ask().Page; i < 10 {
+			require.NotEmpty(t, page, "a short run is drawn at each epoch")
+		}
+	}
+	require.Less(t, sent, 30*last)
+	write(`{"event":"end","run":"r","whole":true}`)
+	require.Equal(t, 402, ask().Lines)
+	require.Empty(t, ask().Page, "nothing is new")
+	lines = "9999" // it followed another run
+	require.NotEmpty(t, ask().Page)
 }
