@@ -125,6 +125,22 @@ func (e *async) chooseGrids(active, perBlock int) {
 	}
 }
 
+// RunningBlocks is how many blocks of the I/O kernels run at once, and why fewer than were asked
+// for, or "".
+func (e *async) RunningBlocks() (n int, why string) {
+	switch {
+	case e.sync != nil:
+		return e.sync.blocks, ""
+	case e.blocks >= e.opt.Blocks:
+		return e.blocks, ""
+	case !e.onHost() || e.blocks == e.queues():
+		return e.blocks, fmt.Sprintf("there are %d queue pairs for them", e.queues())
+	case inKernel(e.ssds):
+		return e.blocks, fmt.Sprintf("over files each takes %d cores", smsPerRing)
+	}
+	return e.blocks, fmt.Sprintf("they have %d cores", e.blocks)
+}
+
 // openKernels finds the kernels and makes their streams and events, and a stream that moves kernel
 // state beside them.
 func (e *async) openKernels() (err error) {

@@ -68,6 +68,10 @@ func (o *benchOutput) add(r benchRow) {
 	o.out.event("row", r)
 	o.rows = append(o.rows, r.Row)
 	o.from += r.VirtualNS + int64(time.Millisecond)
+	if r.BlocksWhy != "" && !r.AsTrained {
+		o.plainNote(fmt.Sprintf("of %d I/O blocks %d run at once, as %s", r.Blocks, r.BlocksRun,
+			r.BlocksWhy))
+	}
 	audit := "passed"
 	if r.Modelled {
 		audit = "modelled"

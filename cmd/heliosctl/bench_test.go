@@ -24,6 +24,7 @@ func TestBenchSweep(t *testing.T) {
 		require.Equal(t, true, r["audited"], r["audit_error"])
 		require.Equal(t, map[string]float64{"async": 32, "sync": 128}[r["stack"].(string)], r["threads"])
 		require.Equal(t, false, r["blocks_as_trained"])
+		require.Equal(t, r["stack"] == "async" && r["blocks"] == 4.0, r["blocks_why"] != nil)
 		require.Equal(t, 500.0, r["ssd_latency_us"])
 		require.Positive(t, r["serve_threads"])
 		require.Positive(t, r["serve_iops"])

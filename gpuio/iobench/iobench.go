@@ -118,6 +118,8 @@ type Row struct {
 	// host read commands that the SSDs counted, warm-up included
 	SMARTReads int64 `json:"smart_reads"`
 	// Beyond the contract.
+	BlocksRun  int    `json:"blocks_run,omitempty"`  // at once, where fewer than Blocks
+	BlocksWhy  string `json:"blocks_why,omitempty"`  // they are fewer
 	AuditError string `json:"audit_error,omitempty"` // why Audited is false
 	Clock      string `json:"clock"`
 	Modelled   bool   `json:"modelled"` // no figure is measured
@@ -228,6 +230,11 @@ func (b *bench) measure(ctx context.Context) error {
 	err = b.keepInFlight(ctx)
 	if q, ok := inner.(interface{ QueuePairs() int }); ok {
 		b.row.QueuePairs = q.QueuePairs()
+	}
+	if q, ok := inner.(interface{ RunningBlocks() (int, string) }); ok {
+		if n, why := q.RunningBlocks(); why != "" {
+			b.row.BlocksRun, b.row.BlocksWhy = n, why
+		}
 	}
 	cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.patience)
 	defer cancel()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"helios/cuda"
@@ -95,7 +96,16 @@ func (s *Store) newReader(ctx context.Context, name string, l gpuio.Layout) (gpu
 		s.timed = l
 	}
 	o.Speed = s.speed
-	return stack.Open(s.of.Device, ssds, l, o)
+	r, err := stack.Open(s.of.Device, ssds, l, o)
+	if b, ok := r.(interface{ RunningBlocks() (int, string) }); ok && err == nil {
+		n, why := b.RunningBlocks()
+		text := fmt.Sprintf("of %d I/O blocks %d run at once, as %s", c.Blocks, n, why)
+		if n < c.Blocks && !slices.Contains(s.Notes, text) {
+			s.Notes = append(s.Notes, text)
+			s.of.Observer.TellNote("%s", text)
+		}
+	}
+	return r, err
 }
 
 // Close ends the stack: afterwards nothing writes to a slot or a tier.

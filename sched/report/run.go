@@ -105,7 +105,8 @@ type RunInfo struct {
 	TopologyStorage *graph.StorageInfo `json:"topology_storage,omitempty"`
 	// Checks lists the data that is compared with checksums; absent in a modelled run.
 	Checks *ChecksInfo `json:"checks,omitempty"`
-	// SSDNotes are losses on the SSDs that the run did without, and SSDs that it left out.
+	// SSDNotes are losses on the SSDs that the run did without, SSDs that it left out, and how many
+	// I/O blocks run where these are fewer than were asked for.
 	SSDNotes []string `json:"ssd_notes,omitempty"`
 	// Seal describes the checks of the dataset's files; absent in a modelled run.
 	Seal *dataset.SealInfo `json:"seal,omitempty"`
