@@ -24,6 +24,7 @@ import (
 	"helios/gnn"
 	"helios/gpuio"
 	"helios/graph"
+	"helios/internal/errs"
 	"helios/internal/faultinject"
 	"helios/internal/hostmem"
 	"helios/internal/testing/testrig"
