@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -167,6 +169,22 @@ func (w *wire) write(m any, fd int) error {
 		return err
 	}
 	return w.send(f, fd)
+}
+
+// sendNow sends as much of a frame as the socket takes without a wait, which may be nothing. Unlike
+// send it sets no deadline, and heeds none.
+func (w *wire) sendNow(frame []byte) (n int, err error) {
+	raw, err := w.c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	closed := raw.Control(func(fd uintptr) {
+		n, err = syscall.Write(int(fd), frame) // package net has sockets that do not block
+	})
+	if err == unix.EAGAIN || err == unix.EINTR {
+		return 0, nil
+	}
+	return n, errors.Join(closed, err)
 }
 
 // send sends a frame, and a descriptor with it where fd is not negative.

@@ -15,13 +15,15 @@ import (
 const maxQueued = maxLoaders*maxSlots + 4*maxWaiting
 
 // outbox sends a client's messages in their order, so that who has one for it need not wait for it.
+// A message that the socket takes at once goes out without a change of goroutines.
 type outbox struct {
-	w      *wire
-	mu     sync.Mutex
-	wake   *sync.Cond
-	queue  []letter
-	closed bool
-	err    error // of the first message that could not be sent
+	w       *wire
+	mu      sync.Mutex
+	wake    *sync.Cond
+	queue   []letter
+	sending bool // run has taken letters out of the queue
+	closed  bool
+	err     error // of the first message that could not be sent
 }
 
 type letter struct {
@@ -67,6 +69,18 @@ func (o *outbox) put(m any, fd int, sent chan error) (err error) {
 		if l.fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 			return err
 		}
+	} else if len(o.queue) == 0 && !o.sending {
+		n, err := o.w.sendNow(l.frame)
+		if err != nil {
+			o.err = err
+			return err
+		}
+		if l.frame = l.frame[n:]; len(l.frame) == 0 {
+			if sent != nil {
+				sent <- nil
+			}
+			return nil
+		}
 	}
 	o.queue = append(o.queue, l)
 	o.wake.Signal()
@@ -77,11 +91,13 @@ func (o *outbox) put(m any, fd int, sent chan error) (err error) {
 func (o *outbox) run(failed func(error)) {
 	for {
 		o.mu.Lock()
+		o.sending = false
 		for len(o.queue) == 0 && !o.closed {
 			o.wake.Wait()
 		}
 		all := o.queue
 		o.queue = nil
+		o.sending = true
 		err := o.err
 		o.mu.Unlock()
 		if len(all) == 0 {
