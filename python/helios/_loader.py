@@ -123,10 +123,8 @@ class _Remote:
             if message["type"] == "batch":
                 self._release(self._slot(message))
             self.stopping = message["type"] != "stopped"
-        fds: list[int] = []
+        fds = [] if nodes is None or nodes is self.nodes else [_in_memory(nodes)]
         try:
-            if nodes is not None and nodes is not self.nodes:
-                fds.append(_in_memory(nodes))
             self.session.send({"type": "epoch", "id": self.id, "epoch": epoch, "first": first}, fds)
         finally:
             close_all(fds)
@@ -605,7 +603,7 @@ class Loader(Generic[Item]):
         return remote
 
     def _read(self, nodes: np.ndarray[Any, Any]) -> Iterator[Item]:
-        """Is __iter__ of other input nodes, by the job that is there; of one rank."""
+        """Iterates over other input nodes by the job that is there; for one rank."""
         self._nodes = np.ascontiguousarray(nodes, dtype="<i8")
         self.set_epoch(0)
         return iter(self)

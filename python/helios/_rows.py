@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 
 
 _MIN_ROWS = 1024
-_BATCH_BYTES = 64 << 20  # of rows that are read at once; more come in several batches
+_BATCH_BYTES = 64 << 20  # of rows that are read at once; more rows take several batches
 
 
 class Rows:
@@ -29,7 +29,7 @@ class Rows:
         self.dataset = dataset
         self._options = {"mode": "cpu", "gpu_cache": "0", "cpu_cache": "0", **options}
         self._chosen = not {"mode", "io_stack"} & set(options)  # how to read, by us
-        # Jobs that nobody reads with. Who reads takes one, so threads and forks need no lock.
+        # Idle jobs. A reader takes one out while it reads, so threads and forks need no lock.
         self._idle: dict[str | None, list[NumpyLoader]] = {}
 
     def read(self, nodes: Array, kind: str | None = None) -> Any:
@@ -45,7 +45,7 @@ class Rows:
             loader = idle.pop()
         except IndexError:
             loader = self._loader(distinct, kind)
-        if loader.batch_size < min(len(distinct), self._most(kind)):
+        if loader.batch_size < min(len(distinct), self._max_rows(kind)):
             loader.close()
             loader = self._loader(distinct, kind)
         rows = self._rows(loader, distinct, kind)
@@ -67,8 +67,8 @@ class Rows:
             all_of[first : first + len(rows)] = rows
         return all_of
 
-    def _most(self, kind: str | None) -> int:
-        """Returns how many rows are read at once."""
+    def _max_rows(self, kind: str | None) -> int:
+        """Returns the number of rows that are read at once."""
         schema = self.dataset.schema
         dim = self.dataset.num_features if schema is None else schema.dims[str(kind)]
         return int(max(_MIN_ROWS, _BATCH_BYTES // (4 * max(dim, 1))))
@@ -84,7 +84,7 @@ class Rows:
             return NumpyLoader(
                 self.dataset,
                 [1],
-                batch_size=min(size, self._most(kind)),
+                batch_size=min(size, self._max_rows(kind)),
                 input_nodes=nodes if kind is None else (kind, nodes),
                 **only,
                 **self._options,

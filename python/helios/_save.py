@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ._errors import UsageError
+from ._errors import HeliosError, UsageError
 from ._verbs import Record, flags, run
 
 
@@ -75,13 +75,16 @@ def save(
         features, edge_index, labels, named = _of_data(features, named)
     for name, value in (("edge_index", edge_index), ("labels", labels)):
         if value is None:
-            raise UsageError(f"{name} lacks; give features, edge_index and labels, or a Data")
+            raise UsageError(f"{name} is missing; give features, edge_index and labels, or a Data")
     unknown = sorted(set(named) - {"train", "val", "test"})
     if unknown:
         raise UsageError(f"splits has {', '.join(unknown)}; give train, val and test")
-    lacks = [s for s in SPLITS if s not in named]
-    if named and lacks:
-        raise UsageError(f"split {', '.join(lacks)} lacks; give all three, or none of them")
+    missing = [s for s in SPLITS if s not in named]
+    if named and missing:
+        raise UsageError(
+            f"no split or mask for {' and '.join(missing)}; give all three (an empty one is fine), "
+            "or none: then nodes are dealt"
+        )
     out = Path(out)
     parent = _parent(out)
     arrays = {"features": features, "edge_index": edge_index, "labels": labels, **named}
@@ -95,9 +98,17 @@ def save(
                 target.symlink_to(source)
             else:
                 _write(target, name, value)
-        records = run(
-            "import", "npy", f"--in={folder}", f"--out={out}", *flags(options), binary=binary
-        )
+        return _import("npy", folder, out, *flags(options), binary=binary)
+
+
+def _import(
+    kind: str, folder: str, out: Path, *more: str, binary: str | os.PathLike[str] | None
+) -> Record:
+    """Imports a temporary folder. Errors name its files alone, for the folder is not the user's."""
+    try:
+        records = run("import", kind, f"--in={folder}", f"--out={out}", *more, binary=binary)
+    except HeliosError as e:
+        raise type(e)(str(e).replace(f"{folder}/", "")) from None
     return records[-1] if records else {}
 
 
@@ -218,16 +229,14 @@ def _save_typed(
         }
         labels = put("labels", "labels", graph.y[target])["path"]
         (Path(folder) / "metadata.yaml").write_text(json.dumps(description))
-        records = run(
-            "import",
+        return _import(
             "graphbolt",
-            f"--in={folder}",
-            f"--out={out}",
+            folder,
+            out,
             f"--labels={folder}/{labels}",
             *flags(options),
             binary=binary,
         )
-    return records[-1] if records else {}
 
 
 def _of_data(data: Any, splits: dict[str, Any]) -> tuple[Any, Any, Any, dict[str, Any]]:

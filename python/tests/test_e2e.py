@@ -424,8 +424,12 @@ def test_save(site, tmp_path):
     )
     with pytest.raises(helios.HeliosError):
         helios.save(out, x, edges, y, splits, binary=site.binary)
-    with pytest.raises(helios.UsageError, match="split val, test lacks"):
+    with pytest.raises(helios.UsageError, match="no split or mask for val and test"):
         helios.save(tmp_path / "t", x, edges, y, {"train": splits["train"]}, binary=site.binary)
+    with pytest.raises(helios.UsageError, match=r"^labels.npy: label 0.5 of node 0 is not a class"):
+        helios.save(tmp_path / "t", x, edges, y + 0.5 - y[0], splits, binary=site.binary)
+    some = {"train": splits["train"], "val": splits["val"], "test": np.zeros(50, bool)}
+    helios.save(tmp_path / "t", x, edges, y, some, binary=site.binary)
     prices = rng.random((50, 2), np.float32)
     prices[3, 1] = np.nan
     helios.save(tmp_path / "p", x, edges, prices, splits, target="regression", binary=site.binary)
