@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,7 @@ class Rows:
         if len(distinct) == len(nodes):
             distinct = nodes  # each once: in their order there is nothing to deal out
         idle = self._idle.setdefault(kind, [])
-        try:
-            loader = idle.pop()
-        except IndexError:
-            loader = self._loader(distinct, kind)
+        loader = self._kept(idle) or self._loader(distinct, kind)
         if loader.batch_size < min(len(distinct), self._max_rows(kind)):
             loader.close()
             loader = self._loader(distinct, kind)
@@ -52,6 +50,17 @@ class Rows:
         if not idle:
             idle.append(loader)
         return rows if distinct is nodes else rows[torch.from_numpy(places.reshape(-1))]
+
+    def _kept(self, idle: list[NumpyLoader]) -> NumpyLoader | None:
+        """Takes a job of the daemon that we have now: another one's may not read in its way."""
+        session, _ = self.dataset.session()
+        while idle:
+            with contextlib.suppress(IndexError):  # another thread has it
+                loader = idle.pop()
+                if loader._remote is not None and loader._remote.session is session:
+                    return loader
+                loader.close()
+        return None
 
     def _rows(self, loader: NumpyLoader, nodes: Array, kind: str | None) -> Any:
         all_of = None

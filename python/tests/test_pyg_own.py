@@ -557,6 +557,19 @@ def test_a_feature_store_in_threads_and_forks(graph, monkeypatch):
     assert [os.waitstatus_to_exitcode(os.waitpid(p, 0)[1]) for p in children] == [0, 0]
 
 
+def test_a_feature_store_in_a_fork_with_another_state(graph, tmp_path, monkeypatch):
+    """A child's daemon may have no SSDs: it reads the dataset's folder, in another way."""
+    store, attr = helios.pyg.FeatureStore(graph), TensorAttr(None, "x", torch.tensor([7, 7, 1]))
+    before = store.get_tensor(attr)
+    monkeypatch.setenv("HELIOS_STATE", str(tmp_path))
+    if (pid := os.fork()) == 0:
+        try:
+            os._exit(0 if torch.equal(store.get_tensor(attr), before) else 2)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 def test_a_feature_store_after_its_daemon(graph):
     """A daemon that is killed is said once; then there is another."""
     store, attr = helios.pyg.FeatureStore(graph), TensorAttr(None, "x", torch.tensor([7, 7, 1]))
