@@ -321,7 +321,7 @@ type asyncPending struct {
 	sick bool
 	// turn is held by who waits for or finishes the set.
 	turn     chan struct{}
-	ended    bool // its kernel has, and somebody has waited for that (chained)
+	ended    bool // its kernel has ended, and chained saw it
 	finished bool
 	stats    ReadStats
 	err      error
@@ -620,8 +620,8 @@ func (p *asyncPending) complete(ctx context.Context) error {
 	}
 }
 
-// chain has a stream wait for the kernel that may end the set; stops is for chained. false: it does
-// not, for it has ended, or somebody else waits for the set.
+// chain makes a stream wait for the kernel that may end the set; stops is for chained. false: it
+// does not, for the kernel has ended or somebody else waits for the set.
 func (p *asyncPending) chain(st cuda.Stream) (stops int64, ok bool) {
 	select {
 	case p.turn <- struct{}{}:
@@ -637,8 +637,8 @@ func (p *asyncPending) chain(st cuda.Stream) (stops int64, ok bool) {
 	return stops, st.Wait(e.complEv[p.slot]) == nil
 }
 
-// chained reports whether the set's last kernel had ended it before the stream of chain went on,
-// which it has: then Wait has no kernel to wait for. Otherwise Wait goes the usual way.
+// chained reports whether the set's last kernel ended it before the stream of chain went on, which
+// it has: then Wait has no kernel to wait for.
 func (p *asyncPending) chained(stops int64) bool {
 	select {
 	case p.turn <- struct{}{}:

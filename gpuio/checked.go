@@ -130,9 +130,9 @@ type checked struct {
 	tables cuda.Buffer
 	result cuda.Buffer // one count, in the CPU's memory
 
-	turn   chan struct{} // to check a set: stream, result, got, looks and broken
+	turn   chan struct{} // to check a set: stream, result, got, joints and broken
 	got    cuda.Buffer   // checksums of a set, grown as needed
-	looks  []*look       // all of them
+	joints []*jointCheck // all of them
 	chains bool          // checks may follow the kernels that read (WaitOnce)
 	broken error
 
@@ -181,10 +181,10 @@ func (c *checked) free() error {
 		err = c.stream.Close()
 		c.stream = nil
 	}
-	for _, l := range c.looks {
+	for _, l := range c.joints {
 		err = errors.Join(err, l.free())
 	}
-	c.looks = nil
+	c.joints = nil
 	return errors.Join(err, freeBuffers(&c.own, &c.tables, &c.result, &c.got))
 }
 
@@ -241,7 +241,7 @@ type checkedPending struct {
 	n     int64
 
 	turn     chan struct{} // to work on the set
-	look     *look         // a check that is enqueued behind the set's kernel
+	joint    *jointCheck   // that it takes part in
 	right    bool          // it was over, and found no wrong row
 	read     bool          // inner is done
 	again    *againSet     // rows being read again
@@ -291,7 +291,7 @@ func (p *checkedPending) complete(ctx context.Context) error {
 		if err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 			return err
 		}
-		// A kernel that is still to look at the rows has to end before they may go.
+		// The kernel of a joint check must end before the rows may go.
 		if lerr := c.leave(ctx, p, false); lerr != nil {
 			p.read = false
 			return lerr

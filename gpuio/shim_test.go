@@ -270,7 +270,7 @@ func TestGPUWaitOnce(t *testing.T) {
 	require.True(t, after.Done())
 	require.EqualValues(t, 1, *at[byte](all[0].rowBuf.Ptr(), 8*len(all[0].ids)))
 	for i, p := range sets {
-		if c := p.(*checkedPending); c.inner.(*asyncPending).ended { // else its kernel met its limit
+		if c := p.(*checkedPending); c.inner.(*asyncPending).ended { // else it met its limit
 			require.True(t, c.right)
 		}
 		_, err := p.Wait(ctx)

@@ -55,20 +55,20 @@ const (
 	measuredLimit  = 2 * time.Second // of all of it
 )
 
-// SSDKind is what stands for SSDs.
+// SSDKind is the kind of what answers reads.
 type SSDKind uint8
 
 const (
 	Hardware SSDKind = iota
-	Files            // or software over files, which takes what time it takes
-	Played           // by software that plays a model
+	Files            // files, or software over files that models no times
+	Played           // software that plays a model
 )
 
 // SpeedBy returns how fast SSDs of a kind read the rows of a layout for the stack, where that
-// decides about commands; else the zero value. rate says how many rows of a layout a second,
-// measured or modelled. A stack whose kernels drive queues does without for SSDs that are played,
-// with nothing before them: faults that are injected are the run's own. One without reads files,
-// whatever stands before them.
+// decides about commands; else the zero value. rate returns the rows of a layout that are read in a
+// second, measured or modelled. A stack whose kernels drive queues takes no speed of SSDs that are
+// played or have injected faults, which belong to the run. One without queues reads files, whatever
+// stands before them.
 func (st *Stack) SpeedBy(l Layout, kind SSDKind, rate func(l Layout, files bool) (float64,
 	error)) (s Speed, err error) {
 	pieces := l.LBAsOn(int(l.SSDs)-1) * int64(l.LBABytes) / measuredPiece
@@ -125,7 +125,7 @@ func (st *Stack) rates(ctx context.Context, dev cuda.Device, ssds []*SSD,
 	}
 }
 
-// kindOf returns the kind of all; of several kinds, that of which least is known.
+// kindOf returns the kind of all SSDs; of several kinds, the one of which least is known.
 func kindOf(ssds []*SSD) (kind SSDKind) {
 	for _, d := range ssds {
 		if d.Ctrl == nil {

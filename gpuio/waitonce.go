@@ -9,9 +9,9 @@ import (
 )
 
 // WaitOnce waits once for sets in flight and for an event, where kernels read the sets and check
-// their rows: on a stream the checks follow the kernels, and the event follows the checks. Then
-// Wait of a set that was read well, and is right, has nothing to wait for. false: nothing was
-// waited for, or in vain; Wait then tells why.
+// their rows: on a stream the checks follow the kernels that read, and the event follows the
+// checks. Then Wait of a set whose rows are right returns at once. false: WaitOnce waited for
+// nothing, or failed; Wait then says why.
 func WaitOnce(ctx context.Context, after cuda.Event, sets []Pending) bool {
 	for _, s := range sets {
 		if p, ok := s.(*checkedPending); ok && p.c.chains {
@@ -21,8 +21,8 @@ func WaitOnce(ctx context.Context, after cuda.Event, sets []Pending) bool {
 	return false
 }
 
-// look is a check of several sets that is enqueued behind their kernels.
-type look struct {
+// jointCheck is one check of several sets, enqueued behind the kernels that read them.
+type jointCheck struct {
 	on   cuda.Stream
 	sets []*checkedPending
 	// of each set: when it began to wait for its kernel (asyncPending.chain)
@@ -30,10 +30,10 @@ type look struct {
 	got   cuda.Buffer // checksums of all
 	bad   cuda.Buffer // a count for each set, in the CPU's memory
 	done  cuda.Event
-	users int // sets that have yet to leave it; guarded by turn
+	users int // sets that have not left it; guarded by turn
 }
 
-func (l *look) free() error {
+func (l *jointCheck) free() error {
 	err := freeBuffers(&l.got, &l.bad)
 	if l.done != nil {
 		err = errors.Join(err, l.done.Close())
@@ -41,13 +41,13 @@ func (l *look) free() error {
 	return err
 }
 
-// mostLooks bounds the sets of one look.
-const mostLooks = 64
+// maxJoint bounds the sets of one joint check.
+const maxJoint = 64
 
 func (c *checked) waitOnce(ctx context.Context, after cuda.Event, sets []Pending) bool {
 	var own []*checkedPending
 	for _, s := range sets {
-		if p, ok := s.(*checkedPending); ok && p.c == c && len(own) < mostLooks {
+		if p, ok := s.(*checkedPending); ok && p.c == c && len(own) < maxJoint {
 			own = append(own, p)
 		}
 	}
@@ -69,9 +69,9 @@ func (c *checked) waitOnce(ctx context.Context, after cuda.Event, sets []Pending
 	return true
 }
 
-// enqueue has the checks of sets follow their kernels. nil: of none.
-func (c *checked) enqueue(ctx context.Context, after cuda.Event, sets []*checkedPending) (*look,
-	error) {
+// enqueue makes the checks of sets follow their kernels. nil: no set takes part.
+func (c *checked) enqueue(ctx context.Context, after cuda.Event,
+	sets []*checkedPending) (*jointCheck, error) {
 	if err := c.takeTurn(ctx); err != nil {
 		return nil, err
 	}
@@ -79,7 +79,7 @@ func (c *checked) enqueue(ctx context.Context, after cuda.Event, sets []*checked
 	if c.broken != nil {
 		return nil, c.broken
 	}
-	l, err := c.takeLook(sets)
+	l, err := c.takeJoint(sets)
 	if err != nil {
 		return nil, err
 	}
@@ -110,8 +110,8 @@ func (c *checked) enqueue(ctx context.Context, after cuda.Event, sets []*checked
 	return l, nil
 }
 
-// chain has a look's stream wait for the set's kernel.
-func (p *checkedPending) chain(l *look) (stops int64, ok bool) {
+// chain makes a joint check's stream wait for the set's kernel.
+func (p *checkedPending) chain(l *jointCheck) (stops int64, ok bool) {
 	select {
 	case p.turn <- struct{}{}:
 	default: // somebody waits for it
@@ -119,30 +119,30 @@ func (p *checkedPending) chain(l *look) (stops int64, ok bool) {
 	}
 	defer func() { <-p.turn }()
 	in, ok := p.inner.(*asyncPending)
-	if !ok || p.read || p.look != nil || p.n == 0 {
+	if !ok || p.read || p.joint != nil || p.n == 0 {
 		return 0, false
 	}
 	if stops, ok = in.chain(l.on); ok {
-		p.look = l
+		p.joint = l
 		l.users++
 		p.c.hold(p.rs.Dst, 1)
 	}
 	return stops, ok
 }
 
-// takeLook returns one that no set uses, with room for some. Needs c.turn.
-func (c *checked) takeLook(sets []*checkedPending) (*look, error) {
-	i := slices.IndexFunc(c.looks, func(l *look) bool { return l.users == 0 })
+// takeJoint returns a joint check that no set uses, with room for the sets. Needs c.turn.
+func (c *checked) takeJoint(sets []*checkedPending) (*jointCheck, error) {
+	i := slices.IndexFunc(c.joints, func(l *jointCheck) bool { return l.users == 0 })
 	if i < 0 {
-		i = len(c.looks)
-		c.looks = append(c.looks, &look{})
+		i = len(c.joints)
+		c.joints = append(c.joints, &jointCheck{})
 	}
-	l, n, err := c.looks[i], int64(0), error(nil)
+	l, n, err := c.joints[i], int64(0), error(nil)
 	for _, p := range sets {
 		n += p.n
 	}
 	if err = c.room(&l.got, n); err == nil && l.bad == nil {
-		l.bad, err = c.dev.Alloc(cuda.MemPinned, 4*mostLooks, "gpuio check result")
+		l.bad, err = c.dev.Alloc(cuda.MemPinned, 4*maxJoint, "gpuio check result")
 	}
 	if err == nil && l.done == nil {
 		l.done, err = c.dev.NewEvent()
@@ -151,10 +151,10 @@ func (c *checked) takeLook(sets []*checkedPending) (*look, error) {
 	return l, err
 }
 
-// leave ends a set's part in its look, if it has one, once that is over; over: it went well. Its
-// error is ctx's. Needs p.turn.
+// leave ends a set's part in its joint check, if it has one, once that has ended; over: it has
+// ended well. Its error is ctx's. Needs p.turn.
 func (c *checked) leave(ctx context.Context, p *checkedPending, over bool) (err error) {
-	l := p.look
+	l := p.joint
 	if l == nil {
 		return nil
 	}
@@ -171,7 +171,7 @@ func (c *checked) leave(ctx context.Context, p *checkedPending, over bool) (err 
 		return p.interrupted(ctx)
 	}
 	defer func() { <-c.turn }()
-	p.look = nil
+	p.joint = nil
 	l.users--
 	c.hold(p.rs.Dst, -1)
 	if err != nil && l.on == c.stream && c.broken == nil {

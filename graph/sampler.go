@@ -178,8 +178,8 @@ func (s *Sampler) batchKey(index int) [2]uint32 {
 
 // Begin starts a batch: the frontier is the seeds. Work of mb's previous batch must be done. A seed
 // that stands twice gets two rows, of which edges use the first. On return the seeds slice is free
-// to change; the frontier has them once the stream comes there. Samples are a function of (seed, epoch, index, hop, node); see SharedDraws. The seeds
-// of a typed graph count within Schema.Seeds.
+// to change; the frontier has them once the stream comes there. Samples are a function of (seed,
+// epoch, index, hop, node); see SharedDraws. The seeds of a typed graph count within Schema.Seeds.
 func (s *Sampler) Begin(ctx context.Context, stream cuda.Stream, mb *MiniBatch, epoch, index int,
 	seeds []int64) error {
 	mb.key, mb.nextKey, mb.turn = s.batchKey(index), s.key, 0

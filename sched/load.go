@@ -141,7 +141,7 @@ func OpenLoader(ctx context.Context, cfg plan.Config, in prepare.Inputs, o Loade
 	return l, nil
 }
 
-// Seed has the epochs to come be of other nodes. It is for a loader of LoaderOptions.Nodes.
+// Seed sets the nodes of later epochs. It is for a loader of LoaderOptions.Nodes.
 func (l *Loader) Seed(nodes []int64) error {
 	o := l.o
 	o.Nodes = nodes
@@ -154,13 +154,14 @@ func (l *Loader) Seed(nodes []int64) error {
 	return nil
 }
 
-// place numbers the seeds.
+// place numbers the seeds, where positions are asked for.
 func (l *Loader) place() {
 	l.positions = l.positions[:0]
+	if !l.o.Positions {
+		return
+	}
 	for i := range l.seeds {
-		if l.o.Positions {
-			l.positions = append(l.positions, int64(i))
-		}
+		l.positions = append(l.positions, int64(i))
 	}
 }
 

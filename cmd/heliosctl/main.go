@@ -131,7 +131,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return int(class)
 }
 
-// asksForJSON finds in arguments, of which some may be wrong, whether results and the log are JSON.
+// asksForJSON reports whether arguments, of which some may be wrong, ask for results and for a log
+// in JSON.
 func asksForJSON(args []string) (results, log bool) {
 	for i, arg := range args {
 		switch before := args[max(i-1, 0)]; {

@@ -751,7 +751,7 @@ func (l *servedLoader) BytesRead() int64 { return l.l.BytesRead() }
 // Batches returns how many mini-batches an epoch has.
 func (l *servedLoader) Batches() int { return l.l.Batches() }
 
-// Seed has the epochs to come be of other nodes.
+// Seed sets the nodes of later epochs.
 func (l *servedLoader) Seed(nodes []int64) error { return l.l.Seed(nodes) }
 
 // Epoch hands mini-batches of an epoch to emit.

@@ -398,7 +398,7 @@ func (t *tableImport) countDangling(ctx context.Context, k int) error {
 	})
 }
 
-// danglingDropped counts them.
+// danglingDropped is the count of edges that countDangling finds and are left out.
 const danglingDropped = "dangling-edges-dropped"
 
 // edgesPerPart is the number of edges of a part of endsOf.

@@ -252,7 +252,7 @@ func (t *tableImport) baseEdges(entry int) ([]edges.Source, error) {
 	return []edges.Source{s}, err
 }
 
-// droppedCounts are the counts of a source that add up over imports: those of edges left out.
+// droppedCounts name the counts of edges left out, which add up over imports.
 var droppedCounts = []string{"duplicate-edges", "self-loops-dropped", danglingDropped}
 
 // likeBase takes from the dataset what a first import was told.

@@ -56,7 +56,7 @@ type job struct {
 	wake chan struct{} // something has changed that run may wait for
 
 	mu         sync.Mutex
-	nodes      []int64 // of the epochs to come; nil: as they were
+	nodes      []int64 // of later epochs; nil: they stay as they are
 	ranks      map[int]*loader
 	pass       *pass          // under way, or nil
 	claims     map[int]*claim // of batches that are being made
@@ -143,7 +143,7 @@ func (s *Server) leave(l *loader) error {
 	return j.endErr
 }
 
-// keep has the job hold a request's nodes, until it ends or has others.
+// keep makes the job hold a request's nodes, until it ends or gets others.
 func (j *job) keep(q *request) {
 	bytes := int64(len(q.nodes)) * 8
 	q.taken -= bytes - j.taken // what it held goes with the request
@@ -296,7 +296,7 @@ func (j *job) serve(ctx context.Context, p *pass) {
 	}
 }
 
-// seed has the epochs to come be of the nodes that came with the last one. j.mu is held.
+// seed gives the loader the nodes that came with the last epoch message, if any. j.mu is held.
 func (j *job) seed() error {
 	nodes := j.nodes
 	if j.nodes = nil; nodes == nil {
@@ -309,7 +309,7 @@ func (j *job) seed() error {
 	return err
 }
 
-// make makes batches of a pass.
+// make makes the batches of a pass.
 func (j *job) make(ctx context.Context, p *pass, batches []int) error {
 	err := j.from.Epoch(ctx, p.epoch, batches, func(i int) Place { return j.claim(p, i) },
 		func(b *Batch) error { return j.emit(ctx, p, b) })
@@ -395,7 +395,7 @@ func (j *job) deliver(p *pass, l *loader, b *Batch) {
 	}
 }
 
-// start has a rank get the batches of an epoch, behind its first ones, or of other nodes.
+// start makes a rank get the batches of an epoch: those behind q.First, or all of other nodes.
 func (j *job) start(l *loader, q *request) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -110,7 +110,7 @@ type LoaderRequest struct {
 // claim gives a place for the first tensor of a batch that is being made, for a Placer; nil: there
 // is none. It may be called beside emit, and again for a batch that is made anew.
 //
-// Seed, between epochs, has those to come be of other nodes, where there are Nodes in the request.
+// Seed sets the nodes of later epochs, between epochs, where the request has Nodes.
 type Loader interface {
 	Batches() int
 	Seed(nodes []int64) error

@@ -9,16 +9,16 @@ import (
 
 // Rows of several mini-batches are denser on the SSDs than those of one, so more of them share a
 // command, and a row that two of them need is read once. Where files play the SSDs, a command costs
-// as much as 28 KiB or so, and the tensors of mini-batches are parts of one reservation, so that
-// one set of reads reaches them all.
+// about as much as 28 KiB. There the tensors of mini-batches are parts of one reservation, so one
+// set of reads reaches them all.
 
 // merges reports whether the reads of several mini-batches may be one set.
 func (e *Engine) merges() bool {
 	return e.Plan.Joins && !e.OnGPU() && gpuio.OverFiles(e.Store.SSDs)
 }
 
-// Merged returns of how many mini-batches the reads are to be one set, where each of them reads so
-// many rows. A consumer's own memory for rows is no part of the reservation.
+// Merged returns the number of mini-batches whose reads are one set, where each reads so many rows:
+// 1 where the consumer places rows in memory of its own, outside the reservation.
 func (w *Walk) Merged(rows int64) int {
 	e := w.Engine
 	if n := e.Plan.Credits / 2; e.merges() && e.Store.speed.OfFiles && w.Pass.Place == nil &&
@@ -43,8 +43,8 @@ func (t *tensor) Free() error         { return nil } // the reservation is freed
 func (t *tensor) Backed() int64       { return t.size }
 func (t *tensor) Grow(n int64) error  { return t.all.Grow(t.at + n) }
 
-// Replan takes up what the configuration's pipeline means. Where reads are merged, one half of the
-// mini-batches trains while those of the other are read.
+// Replan makes the plan of the configuration's pipeline. Where reads are merged, one half of the
+// mini-batches trains while the other is read.
 func (e *Engine) Replan() {
 	e.Plan = e.Config.Schedule()
 	if e.merges() && e.Plan.Credits > 2 {
@@ -53,15 +53,15 @@ func (e *Engine) Replan() {
 	}
 }
 
-// Operators returns the graph of the run's operators, with the credits that there are.
+// Operators returns the graph of the run's operators, with the plan's credits.
 func (e *Engine) Operators(reads bool) *plan.OpGraph {
 	g := e.Config.Operators(reads)
 	g.Credits, g.Samples = e.Plan.Credits, e.Plan.Samples
 	return g
 }
 
-// merge has the first of several segments ask for the reads of all, whose destinations are tensors
-// of one reservation. Its lists are the segment's until its slot's next mini-batch.
+// merge makes the first of several segments ask for the reads of all, whose destinations are
+// tensors of one reservation. The lists stay until the slot's next mini-batch.
 func (e *Engine) merge(segs []*Segment) error {
 	g, total := segs[0], int64(0)
 	if t, ok := g.asks.Dst.(*tensor); ok && len(segs) == 1 {

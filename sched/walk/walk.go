@@ -57,7 +57,7 @@ type Operators[B any] interface {
 	Waited(ns int64)
 }
 
-// Newest is the part that came to the set last.
+// Newest returns the part that was added last.
 func (s *Set[B]) Newest() Part[B] { return s.Parts[len(s.Parts)-1] }
 
 // Set is the parts of mini-batches whose reads go out together.
