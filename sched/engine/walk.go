@@ -37,9 +37,9 @@ type Slot struct {
 	Used     int           // segments of this batch
 	seeded   cuda.Event    // the frontier has the seeds
 	Ready    cuda.Event    // the gathers are done
-	gathered bool          // Ready is of this batch
-	waited   bool          // for the batch's reads, at once
-	placed   bool          // and for Ready
+	gathered bool          // Ready is recorded for this batch
+	waited   bool          // waitOnce has waited for the batch's reads
+	placed   bool          // waitOnce has waited for Ready, too
 
 	parts []Work    // by hop, from the sampling of their rows on
 	began time.Time // the operator of sampling; for the timeline

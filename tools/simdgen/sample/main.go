@@ -425,7 +425,7 @@ func gather(name string, width int) {
 	RET()
 }
 
-// aheadIDs is how many ids lie between a prefetch and its use; ids has as many more, of any value.
+// aheadIDs ids lie between a prefetch and its use; ids has as many more, of any value.
 const aheadIDs = 128
 
 func enterDirect() {
