@@ -218,7 +218,7 @@ func (a *deviceArgs) openNamed(e *env, v string, workers int, hostOnly string) (
 			return nil, err
 		case index > 0 && opens(0): // else the machine's first rank takes the host device too
 			return nil, errs.Errorf(
-				"{device} auto takes GPU %d, as there are other ranks on this machine: %w; start fewer of them, or say {device} host, or {device} cuda:0 to share one",
+				"{device} auto takes GPU %d, as there are other ranks on this machine, or CUDA_VISIBLE_DEVICES names it: %w; start fewer of them, or say {device} host, or {device} cuda:0 to share one",
 				index, err)
 		}
 		e.note(hostInstead(err))

@@ -125,15 +125,14 @@ func (e *env) say(format string, args ...any) {
 }
 
 // daemonVars are the variables that say what a daemon opens, beside the state folder.
-var daemonVars = []string{state.EnvRun, "HELIOS_LIBCUDA", "CUDA_VISIBLE_DEVICES",
-	"CUDA_DEVICE_ORDER"}
+var daemonVars = []string{state.EnvRun, "HELIOS_LIBCUDA", visibleVar, "CUDA_DEVICE_ORDER"}
 
 // daemonEnvironment returns variables and the program, which a client compares with its own: a
 // daemon that one shell has started does not work for another one in that one's way.
 func (e *env) daemonEnvironment() map[string]string {
 	all := map[string]string{state.EnvDir: e.store.Dir(), "program": ""}
 	for _, name := range daemonVars {
-		if value, ok := os.LookupEnv(name); ok { // an empty one hides all GPUs
+		if value, ok := os.LookupEnv(name); ok { // an empty CUDA_VISIBLE_DEVICES hides all GPUs
 			all[name] = value
 		}
 	}
@@ -336,7 +335,7 @@ type sharedGPU struct {
 func (b *serveBackend) device(e *env, a *runArgs) (cuda.Device, func() error, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	key := cmp.Or(a.device, "auto")
+	key := fmt.Sprint(cmp.Or(a.device, "auto"), a.auto)
 	g := b.gpus[key]
 	if g == nil {
 		dev, err := a.deviceArgs.open(e, a.cfg.Workers, "")
@@ -641,6 +640,9 @@ func (d *servedDataset) Loader(ctx context.Context, q serve.LoaderRequest) (_ se
 			return "kernels"
 		}
 		return ""
+	}
+	if err := a.countAs(q.Visible, d.b.note); err != nil {
+		return nil, err
 	}
 	l := &servedLoader{}
 	defer func() {

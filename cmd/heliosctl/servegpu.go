@@ -1,12 +1,18 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"helios/cuda"
+	"helios/cuda/driver"
 	"helios/internal/errs"
 	"helios/internal/serve"
 )
@@ -123,4 +129,108 @@ func (r *gpuRing) Close() error {
 		r.stage = nil
 	}
 	return errors.Join(err, r.Free())
+}
+
+// visibleVar names the GPUs that a process sees, in the order of the numbers that it has for them.
+const visibleVar = "CUDA_VISIBLE_DEVICES"
+
+// countAs gives the device this process's number of a GPU in place of that of a client, whose
+// CUDA_VISIBLE_DEVICES is theirs; nil: it is unset.
+func (a *deviceArgs) countAs(theirs *string, note func(errs.Text)) error {
+	var ours *string
+	if v, ok := os.LookupEnv(visibleVar); ok {
+		ours = &v
+	}
+	named := cmp.Or(a.device, "auto")
+	kind, n, err := parseDevice(named)
+	byNumber := theirs != nil || strings.Contains(named, ":") // else any of ours will do
+	same := theirs != nil && ours != nil && *theirs == *ours || theirs == nil && ours == nil
+	if err != nil || kind == "host" || !byNumber || same {
+		return err
+	}
+	uuids, err := driver.UUIDs(driver.Options{})
+	if err != nil {
+		return nil //nolint:nilerr // opening the device says so, or takes the host's
+	}
+	number := gpuSeenAs(n, theirs, ours, uuids)
+	said := func(v *string) string {
+		if v == nil {
+			return "unset"
+		}
+		return strconv.Quote(*v)
+	}
+	switch {
+	case number < 0 && kind == "auto":
+		a.device = "host"
+		note(errs.Textf("device: host (a client's %s is %s, and the daemon's %s: no GPU is of both)",
+			visibleVar, said(theirs), said(ours)))
+	case number < 0:
+		return errs.New(errs.Capability,
+			"{device} %s: with %s %s that is no GPU of the daemon's, which has it %s; name one of both, or give {device} host",
+			named, visibleVar, said(theirs), said(ours))
+	case kind == "auto":
+		a.auto = number
+	default:
+		a.device = fmt.Sprintf("cuda:%d", number)
+	}
+	return nil
+}
+
+// gpuSeenAs returns our number of the GPU that a process with another CUDA_VISIBLE_DEVICES sees as
+// its n-th; -1: it sees no such, or we do not. Those that are unset are nil; uuids are of all GPUs
+// that we see.
+func gpuSeenAs(n int, theirs, ours *string, uuids []string) int {
+	find := func(name string) int {
+		if strings.HasPrefix(name, uuidPrefix) {
+			return slices.IndexFunc(uuids, func(id string) bool {
+				return strings.HasPrefix(id, name)
+			})
+		}
+		if ours != nil {
+			return slices.Index(visibleGPUs(*ours), name)
+		}
+		if i, err := strconv.Atoi(name); err == nil && i < len(uuids) {
+			return i
+		}
+		return -1
+	}
+	if theirs == nil {
+		return find(strconv.Itoa(n))
+	}
+	names := visibleGPUs(*theirs)
+	if n >= len(names) {
+		return -1
+	}
+	number := -1
+	for _, name := range names[:n+1] {
+		if number = find(name); number < 0 && ours == nil {
+			break // there is none of that name, and CUDA looks no further
+		}
+	}
+	return number
+}
+
+const uuidPrefix = "GPU-"
+
+// visibleGPUs returns the names in a CUDA_VISIBLE_DEVICES that CUDA heeds: numbers, or beginnings
+// of UUIDs. Another word ends them, and where one stands twice there are none.
+func visibleGPUs(list string) (names []string) {
+	ids := strings.HasPrefix(list, uuidPrefix)
+	for name := range strings.SplitSeq(list, ",") {
+		name = strings.TrimSpace(name)
+		if !ids {
+			n, err := strconv.ParseUint(name, 10, 16)
+			if err != nil {
+				break
+			}
+			name = strconv.FormatUint(n, 10)
+		} else if !strings.HasPrefix(name, uuidPrefix) {
+			break
+		}
+		if slices.Contains(names, name) {
+			return nil
+		}
+		names = append(names, name)
+	}
+	return names
 }

@@ -1,11 +1,15 @@
 package main
 
 import (
+	"cmp"
+	"fmt"
+	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"helios/cuda/driver"
+	"helios/internal/errs"
 	"helios/internal/serve"
 	"helios/internal/testing/fakecuda"
 )
@@ -67,4 +71,58 @@ func TestServeOnGPU(t *testing.T) {
 	_, err = d.loader(map[string]any{"options": options, "device": "auto"})
 	require.NoError(t, err)
 	require.Empty(t, d.device)
+}
+
+// A client's numbers of GPUs are translated into the daemon's, by number or UUID, or refused.
+func TestServeClientsNumbersOfGPUs(t *testing.T) {
+	lib := fakecuda.Build(t, fakecuda.Private())
+	fakecuda.Control(t, lib, "reset,sms=2,mem=268435456,devices=4")
+	t.Setenv(driver.EnvLibrary, lib)
+	uuid := func(n byte) string { return fmt.Sprintf("GPU-68656c69-6f73-2d66-616b-652d677075%02x", n) }
+	uuids, err := driver.UUIDs(driver.Options{})
+	require.NoError(t, err)
+	require.Equal(t, []string{uuid(0), uuid(1), uuid(2), uuid(3)}, uuids)
+	const unset = "unset"
+	for _, c := range []struct{ theirs, ours, device, want string }{
+		{unset, unset, "cuda:3", "cuda:3"}, {unset, unset, "auto", "auto 0"},
+		{"2", unset, "auto", "auto 2"}, {"2", unset, "", "auto 2"}, {"2", unset, "cuda", "cuda:2"},
+		{"3,1", unset, "cuda:1", "cuda:1"}, {" 3, 01", unset, "cuda:1", "cuda:1"},
+		{"3", unset, "host", "host"}, {"3", unset, "cuda:1", "refused"},
+		{"", unset, "auto", "host"}, {"-1", unset, "auto", "host"}, {"-1", unset, "cuda", "refused"},
+		{"", unset, "cuda:0", "refused"}, {"1,1", unset, "cuda", "refused"},
+		{"1,-1,2", unset, "cuda:1", "refused"}, {"7", unset, "auto", "host"},
+		{"7,0", unset, "cuda:1", "refused"}, {"MIG-1", unset, "cuda", "refused"},
+		{uuid(2) + "," + uuid(0), unset, "cuda:1", "cuda:0"}, {uuid(3), unset, "auto", "auto 3"},
+		{"GPU-7", unset, "auto", "host"}, {uuid(1) + ",2", unset, "cuda:1", "refused"},
+		// A daemon that was started to see some GPUs: the fake does not heed that.
+		{"2,3", "2,3", "cuda:1", "cuda:1"}, {"3", "2,3", "cuda", "cuda:1"},
+		{"1,3", "2,3", "cuda:1", "cuda:1"}, {"1", "2,3", "cuda", "refused"},
+		{"1", "2,3", "auto", "host"}, {unset, "2,3", "auto", "auto 0"},
+		{unset, "2,3", "cuda", "cuda"}, {unset, "2,3", "cuda:2", "cuda:0"},
+		{unset, "2,3", "cuda:0", "refused"}, {"0", uuid(1), "cuda", "refused"},
+	} {
+		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
+			t.Setenv(visibleVar, c.ours) // restored behind the test
+			if c.ours == unset {
+				require.NoError(t, os.Unsetenv(visibleVar))
+			}
+			var theirs *string
+			if c.theirs != unset {
+				theirs = &c.theirs
+			}
+			a := deviceArgs{device: c.device}
+			err := a.countAs(theirs, func(errs.Text) {})
+			if c.want == "refused" {
+				require.ErrorContains(t, err, "no GPU of the daemon's")
+				require.Equal(t, errs.Capability, errs.ClassOf(err))
+				return
+			}
+			require.NoError(t, err)
+			got := cmp.Or(a.device, "auto")
+			if got == "auto" {
+				got = fmt.Sprint(got, " ", a.auto)
+			}
+			require.Equal(t, c.want, got)
+		})
+	}
 }

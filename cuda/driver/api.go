@@ -122,7 +122,8 @@ type api interface {
 	DeviceGet(index int) (ordinal, result)
 	DeviceGetName(d ordinal) (string, result)
 	DeviceGetPCIBusId(d ordinal) (string, result)
-	DeviceTotalMem(d ordinal) (int64, result) // cuDeviceTotalMem_v2
+	DeviceGetUuid(d ordinal) ([16]byte, result) // optional
+	DeviceTotalMem(d ordinal) (int64, result)   // cuDeviceTotalMem_v2
 	DeviceGetAttribute(a attribute, d ordinal) (int, result)
 
 	DevicePrimaryCtxRetain(d ordinal) (cuContext, result)
@@ -228,6 +229,7 @@ var requiredSymbols = []string{
 
 // Newer drivers have optionalSymbols. Without them a capability is missing.
 var optionalSymbols = []string{
+	"cuDeviceGetUuid",
 	"cuLibraryLoadData", "cuLibraryUnload", "cuLibraryGetKernel", "cuFuncGetParamInfo",
 	"cuMemGetHandleForAddressRange",
 	"cuDeviceGetDevResource", "cuDevSmResourceSplitByCount", "cuDevResourceGenerateDesc",

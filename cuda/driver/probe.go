@@ -87,6 +87,33 @@ func Probe(opt Options) (Report, error) {
 	return rep, nil
 }
 
+// UUIDs returns the names that NVIDIA's tools and CUDA_VISIBLE_DEVICES have for the devices, by
+// number; an empty one where the driver has none.
+func UUIDs(opt Options) ([]string, error) {
+	a, err := openLibrary(libraryPath(opt.Library))
+	if err != nil {
+		return nil, err
+	}
+	_, count, err := start(a)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]string, count)
+	for i := range all {
+		d, r := a.DeviceGet(i)
+		if r != success {
+			return nil, fmt.Errorf("CUDA device %d: %w", i, callError(a, "cuDeviceGet", r))
+		}
+		if !a.has("cuDeviceGetUuid") {
+			continue
+		}
+		if id, r := a.DeviceGetUuid(d); r == success {
+			all[i] = fmt.Sprintf("GPU-%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
+		}
+	}
+	return all, nil
+}
+
 // The driver's variables that cuInit reads and we set, where the user has not.
 const (
 	// When kernels are loaded. With lazy loading, the default since CUDA 12.2, a first launch may

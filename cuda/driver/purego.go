@@ -156,6 +156,12 @@ func (p *pure) DeviceGetPCIBusId(d ordinal) (string, result) {
 	return deviceText(p.fn["cuDeviceGetPCIBusId"], d)
 }
 
+func (p *pure) DeviceGetUuid(d ordinal) ([16]byte, result) {
+	id := new([16]byte)
+	r := invoke(p.fn["cuDeviceGetUuid"], uintptr(unsafe.Pointer(id)), uintptr(d))
+	return *id, r
+}
+
 func deviceText(fn uintptr, d ordinal) (string, result) {
 	buf := new([256]byte)
 	r := invoke(fn, uintptr(unsafe.Pointer(buf)), uintptr(len(buf)), uintptr(d))

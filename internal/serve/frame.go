@@ -47,6 +47,7 @@ type request struct {
 	World    *int           `json:"world"`
 	Job      string         `json:"job"`
 	Device   string         `json:"device"`
+	Visible  *string        `json:"visible"`
 	Slots    *int           `json:"slots"`
 	ID       int            `json:"id"`
 	Epoch    int            `json:"epoch"`

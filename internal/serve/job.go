@@ -78,8 +78,13 @@ var errRegroup = errors.New("other ranks are to be served")
 // keyOf returns what loaders of one job have in common.
 func keyOf(d *openDataset, name string, q LoaderRequest) (string, error) {
 	sum := sha256.Sum256(hostmem.Bytes(q.Nodes))
+	visible := q.Visible
+	if q.World > 1 { // ranks see a GPU each, and are one job all the same: on that of the first
+		visible = nil
+	}
 	all := []any{name, d.q, d.Info().UUID, q.Options, q.Split, q.Nodes == nil, sum, q.Shuffle,
-		q.Anew, q.AllLabels, q.Positions, q.World, q.Device, q.Type, q.NoBlocks}
+		q.Anew, q.AllLabels, q.Positions, q.World, q.Device, visible, q.Type,
+		q.NoBlocks}
 	key, err := json.Marshal(all)
 	return string(key), err
 }

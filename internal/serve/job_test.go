@@ -47,7 +47,7 @@ func TestRanksShareAJob(t *testing.T) {
 	var clients []*client
 	var loaders []answer
 	for rank := range 3 {
-		c, l := r.rank(t, rank, 3, nil)
+		c, l := r.rank(t, rank, 3, map[string]any{"visible": fmt.Sprint(rank)}) // of a GPU each
 		require.Equal(t, []int{7, 7, 6}[rank], l.Batches)
 		clients, loaders = append(clients, c), append(loaders, l)
 	}

@@ -97,6 +97,8 @@ type LoaderRequest struct {
 	// Device is the place of batches: "cpu", "cuda", or "auto", which is cuda where that
 	// goes.
 	Device string
+	// Visible is the client's CUDA_VISIBLE_DEVICES, by which Options number GPUs; nil: it is unset.
+	Visible *string
 	// World is the number of ranks that share the batches of an epoch. Of several, any batches may
 	// be asked for; of one, always the last so many.
 	World   int

@@ -355,7 +355,7 @@ func (x *session) newLoader(q *request) (*loader, error) {
 func (x *session) loaderRequest(q *request) (r LoaderRequest, slots int, err error) {
 	r = LoaderRequest{Nodes: q.nodes, Type: q.Of, Shuffle: q.Shuffle, Anew: q.Anew,
 		AllLabels: q.Labels, Positions: q.Position, NoBlocks: q.NoBlocks, World: 1,
-		Device: cmp.Or(q.Device, "cpu"), Foreign: x.foreign}
+		Device: cmp.Or(q.Device, "cpu"), Visible: q.Visible, Foreign: x.foreign}
 	switch {
 	case q.Split == nil && q.nodes == nil:
 		return r, 0, errs.New(errs.Usage, "neither a split nor nodes; give one")

@@ -26,7 +26,10 @@ _LOG_BYTES = 1000
 _FAULTS = ("panic:", "fatal error:", "runtime:", "unexpected fault", "SIG", "heliosctl serve:")
 _AGAIN = "begin the iteration again: the next use of the dataset starts another"
 # Variables that a daemon goes by, beside the state folder; they are in its welcome.
-_VARIABLES = ("HELIOS_RUN", "HELIOS_LIBCUDA", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+_VARIABLES = ("HELIOS_RUN", "HELIOS_LIBCUDA", "CUDA_DEVICE_ORDER")
+# The GPUs that this process sees. Ranks see one each, so a daemon that we start sees all, and goes
+# by our numbers of them (docs/reference/protocol.md).
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def find_binary(binary: str | os.PathLike[str] | None = None) -> str:
@@ -59,8 +62,9 @@ def environment(binary: str | None) -> dict[str, str]:
     if binary is not None:
         st = Path(binary).stat()
         program = f"{st.st_ino}-{st.st_size}-{st.st_mtime_ns}"
-    # An empty CUDA_VISIBLE_DEVICES hides all GPUs, and none hides nothing.
-    given = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    # A process sees an instance of a GPU (MIG) only where the variable names it.
+    names = (*_VARIABLES, VISIBLE) if "MIG-" in os.environ.get(VISIBLE, "") else _VARIABLES
+    given = {name: os.environ[name] for name in names if name in os.environ}
     all_of = {"HELIOS_STATE": state, **given}
     for name, value in all_of.items():
         if name == "HELIOS_STATE" or os.sep in value:
@@ -89,8 +93,10 @@ def difference(welcome: Mapping[str, object], ours: Mapping[str, str], binary: s
     who = f"(process {welcome.get('pid')})"
     if not isinstance(theirs, dict):
         return f"{who} is heliosctl {version}, which does not say how it was started"
-    for name in ("program", "HELIOS_STATE", *_VARIABLES):
+    for name in ("program", "HELIOS_STATE", *_VARIABLES, VISIBLE):
         have, value = theirs.get(name), ours.get(name)
+        if name == VISIBLE and have is not None:  # it sees some GPUs alone: the same as we
+            value = os.environ.get(name)
         if name == "program" and have != value:
             mine = _version(binary, value)
             if mine != version or mine.startswith("(") or "dirty" in mine:
@@ -137,7 +143,10 @@ def start(binary: str, path: Path, ours: Mapping[str, str], timeout: float) -> b
                 stderr=said,
                 bufsize=0,
                 cwd="/",
-                env={**os.environ, **{k: v for k, v in ours.items() if k != "program"}},
+                env={
+                    **{k: v for k, v in os.environ.items() if k != VISIBLE},
+                    **{k: v for k, v in ours.items() if k != "program"},
+                },
                 start_new_session=True,
             )
         except OSError as e:

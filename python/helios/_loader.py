@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from . import _batch, _cuda, _hetero
+from . import _batch, _cuda, _daemon, _hetero
 from ._batch import Batch
 from ._cuda import GpuRing, PinnedRing
 from ._dataset import Dataset
@@ -285,7 +285,8 @@ class Loader(Generic[Item]):
                 this process's first where the daemon can't give memory of its own; ``"cuda:1"``, on
                 that GPU as PyTorch numbers them; or ``"auto"``, on a GPU where that goes.
             daemon_device: what the daemon samples and reads with, ``--device`` of ``train``:
-                ``"auto"`` (a GPU if there is one), ``"host"``, ``"cuda"`` or ``"cuda:1"``.
+                ``"auto"`` (a GPU if there is one), ``"host"``, ``"cuda"`` or ``"cuda:1"``, as
+                PyTorch numbers them here; of several ranks that of the first.
             options: those of ``heliosctl train``, such as ``sampler="labor"``, ``mode="cpu"`` or
                 ``gpu_cache="5%"``: a flag's name with underscores.
         """
@@ -431,16 +432,17 @@ class Loader(Generic[Item]):
     def _ways(self) -> list[tuple[str, int | None]]:
         """Returns what to ask the daemon for, and the GPU that its ring is pinned for: best first.
 
-        The ranks of a job have to ask for the same. Those on a GPU each cannot all have a ring on
-        the daemon's, so all of them take a pinned one.
+        The ranks of a job have to ask for the same. Those on a GPU each, which they name or see
+        alone, cannot all have a ring on the daemon's, so all of them take a pinned one.
         """
         kind, _, number = self._device.partition(":")
         if kind == "cpu":
             return [("cpu", None)]
-        pinned = ("cpu", int(number or 0))
-        if number and self.world_size > 1:
-            return [pinned]
-        return [("cuda", None), pinned, *([("cpu", None)] if kind == "auto" else [])]
+        ways: list[tuple[str, int | None]] = [("cpu", int(number or 0))]
+        if kind == "auto":
+            ways.append(("cpu", None))
+        each = number or "," not in os.environ.get(_daemon.VISIBLE, ",")
+        return ways if each and self.world_size > 1 else [("cuda", None), *ways]
 
     def _check_gpu(self) -> None:
         """Raises a CapabilityError where the items that this loader makes cannot lie on a GPU."""
@@ -449,6 +451,8 @@ class Loader(Generic[Item]):
         request = {"type": "loader", "handle": handle, **self._request}
         if device != "cpu":
             request["device"] = device
+        if (visible := os.environ.get(_daemon.VISIBLE)) is not None:
+            request["visible"] = visible
         fds: list[int] = []
         try:
             if self._nodes is not None:

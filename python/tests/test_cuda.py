@@ -827,6 +827,29 @@ def test_the_real_daemon(gpu, binary, tmp_path, monkeypatch):
             assert np.array_equal(array, seen["cpu"][0][name]), name
 
 
+def test_clients_that_see_a_gpu_each(gpu, binary, tmp_path, monkeypatch):
+    """One daemon, which takes the GPU that a client means. The fake itself shows a process all."""
+    monkeypatch.setenv("HELIOS_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("HELIOS_FAKECUDA", "mem=1073741824,devices=3")
+    gpu.do("devices=3")
+    helios.run("generate", "--nodes=600", "--dim=64", f"--out={tmp_path / 'g'}", binary=binary)
+    pids = set()
+    for visible, named, number in (("2,0", "cuda:1", 0), ("2,0", None, 2), ("1", "cuda", 1)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        with helios.open(tmp_path / "g", binary=binary) as ds:
+            pids.add(ds.session()[0].daemon_pid)
+            options = {"batch_size": 100, "mode": "inmem", "daemon_device": named}
+            loader = helios.NumpyLoader(ds, [3, 2], device="cuda", **options)
+            assert (loader.device, loader.ring) == (f"cuda:{number}", "gpu")
+            with pytest.raises(helios.CapabilityError, match="no GPU of the daemon's"):
+                helios.NumpyLoader(ds, [3, 2], **{**options, "daemon_device": "cuda:2"})
+            # Ranks that see a GPU each are one job, and take pinned rings.
+            loader = helios.NumpyLoader(ds, [3, 2], device="cuda", world_size=2, **options)
+            assert loader.ring == ("gpu" if "," in visible else "pinned")
+            del loader
+    assert len(pids) == 1
+
+
 def copied(batch):
     """All numbers of a batch, in the CPU's memory."""
     arrays = {name: getattr(batch, name) for name in ("x", "n_id", "y", "edge_index")}

@@ -344,12 +344,41 @@ def test_another_daemon(site, tmp_path, monkeypatch, caplog):
             with helios.open(site.dataset, binary=other) as two:
                 assert two.session()[0].daemon_pid != pid
         assert [other in r.getMessage() for r in caplog.records] == [True]
-        for hidden in ("7", ""):
+        for hidden in ("MIG-7", "MIG-8"):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
             with site.open() as two, site.open() as three:
                 apart = two.session()[0].daemon_pid
                 assert apart == three.session()[0].daemon_pid != pid
             assert f"CUDA_VISIBLE_DEVICES unset, and here it is {hidden!r}" in caplog.text
+
+
+def test_one_daemon_for_ranks_that_see_a_gpu_each(site, tmp_path, monkeypatch):
+    """It sees all. One that was started to see some serves those that see the same."""
+    pids, loaders = set(), []
+    with contextlib.ExitStack() as stack:
+        for rank, visible in enumerate(("1", "GPU-77", "")):
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+            ds = stack.enter_context(site.open())
+            loader = helios.NumpyLoader(ds, [4, 3], batch_size=50, rank=rank, world_size=3)
+            loaders.append(loader)
+            pids.add(ds.session()[0].daemon_pid)
+            environment = ds.session()[0].welcome["environment"]
+        assert len(pids) == 1
+        assert "CUDA_VISIBLE_DEVICES" not in environment
+        seen = [b.index for loader in loaders for b in loader]
+        assert set(seen) == set(range(len(helios.NumpyLoader(ds, [4, 3], batch_size=50))))
+    command = [site.binary, "serve", "--json"]
+    monkeypatch.setenv("HELIOS_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as daemon:
+        try:
+            daemon.stdout.readline()  # it listens
+            for visible, joined in (("1", True), ("2", False)):
+                monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+                with site.open() as ds:
+                    assert (ds.session()[0].daemon_pid == daemon.pid) == joined
+        finally:
+            daemon.send_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize("runtime", [False, True])
