@@ -48,6 +48,7 @@ type request struct {
 	Job      string         `json:"job"`
 	Device   string         `json:"device"`
 	Visible  *string        `json:"visible"`
+	Rests    bool           `json:"rests"`
 	Slots    *int           `json:"slots"`
 	ID       int            `json:"id"`
 	Epoch    int            `json:"epoch"`

@@ -38,20 +38,27 @@ func (d *openDataset) letGo() error {
 // is, when a rank comes or goes, or when one whose slots are full holds the others up.
 type job struct {
 	key    string
+	q      LoaderRequest
 	world  int
 	wait   time.Duration // Config.patience
+	rest   time.Duration // Config.rest
 	data   *openDataset
 	ctx    context.Context
 	cancel context.CancelFunc
 
 	opened chan struct{}
-	from   Loader // once opened, unless err
+	from   Loader // once opened, unless err or resting
 	err    error
 	ended  chan struct{} // run has returned
 	endErr error
 	read   atomic.Int64 // bytes from SSDs, as of the last batch
 	taken  int64        // by its nodes, of the memory that clients share; a session's to set
 	named  bool         // it was opened with nodes
+
+	// run's own.
+	begun   bool  // an epoch was
+	resting bool  // from is closed
+	before  int64 // bytes that loaders before from read
 
 	wake chan struct{} // something has changed that run may wait for
 
@@ -96,12 +103,15 @@ func (s *Server) join(parent context.Context, l *loader, d *openDataset, name st
 	if err != nil {
 		return nil, false, err
 	}
+	if q.Rests {
+		key = "" // nobody else joins it
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, j := range s.jobs {
 		j.mu.Lock()
 		was := j.ranks[l.rank] // of a session that ends, if any
-		fits := j.key == key && (was == nil || was.of.ctx.Err() != nil)
+		fits := key != "" && j.key == key && (was == nil || was.of.ctx.Err() != nil)
 		if fits {
 			j.ranks[l.rank] = l
 		}
@@ -110,14 +120,14 @@ func (s *Server) join(parent context.Context, l *loader, d *openDataset, name st
 			return j, false, nil
 		}
 	}
-	j = &job{key: key, world: q.World, wait: s.patience, data: d, opened: make(chan struct{}),
-		ended: make(chan struct{}), wake: make(chan struct{}, 1), claims: map[int]*claim{},
-		ranks: map[int]*loader{l.rank: l}, named: q.Nodes != nil}
+	j = &job{key: key, q: q, world: q.World, wait: s.patience, rest: s.rest, data: d,
+		opened: make(chan struct{}), ended: make(chan struct{}), wake: make(chan struct{}, 1),
+		claims: map[int]*claim{}, ranks: map[int]*loader{l.rank: l}, named: q.Nodes != nil}
 	j.delivered = sync.NewCond(&j.mu)
 	j.ctx, j.cancel = context.WithCancel(parent)
 	d.users.Add(1)
 	s.jobs = append(s.jobs, j)
-	go j.run(q)
+	go j.run()
 	return j, true, nil
 }
 
@@ -172,9 +182,9 @@ func (j *job) poke() {
 }
 
 // run serves the ranks until the last one has left.
-func (j *job) run(q LoaderRequest) {
+func (j *job) run() {
 	defer close(j.ended)
-	j.from, j.err = j.data.Loader(j.ctx, q)
+	j.from, j.err = j.data.Loader(j.ctx, j.q)
 	close(j.opened)
 	if j.err != nil {
 		<-j.ctx.Done()
@@ -188,7 +198,43 @@ func (j *job) run(q LoaderRequest) {
 		}
 		j.serve(ctx, p)
 	}
-	j.endErr = errors.Join(j.from.Close(), j.data.letGo())
+	if !j.resting {
+		j.endErr = errors.Join(j.endErr, j.from.Close())
+	}
+	j.endErr = errors.Join(j.endErr, j.data.letGo())
+}
+
+// giveBack closes the loader, with the SSDs that it may hold, until an epoch is asked for.
+func (j *job) giveBack() {
+	j.mu.Lock()
+	for _, l := range j.ranks {
+		l.of.mu.Lock()
+		j.endErr = errors.Join(j.endErr, l.ring.closePlaces())
+		l.of.mu.Unlock()
+	}
+	j.mu.Unlock()
+	j.before = j.read.Load()
+	j.endErr = errors.Join(j.endErr, j.from.Close())
+	j.resting = true
+}
+
+// takeBack opens the loader again.
+func (j *job) takeBack() error {
+	from, err := j.data.Loader(j.ctx, j.q)
+	if err != nil {
+		return err
+	}
+	j.from, j.resting = from, false
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, l := range j.ranks {
+		l.of.mu.Lock()
+		if l.ring.placer != nil {
+			l.ring.placer = j.placer()
+		}
+		l.of.mu.Unlock()
+	}
+	return nil
 }
 
 // gather waits for ranks that want an epoch, and a moment for the others of the job. It returns nil
@@ -211,7 +257,7 @@ func (j *job) gather() (*pass, context.Context) {
 			return p, ctx
 		}
 		j.mu.Unlock()
-		var late <-chan time.Time
+		var late, rest <-chan time.Time
 		if len(group) > 0 {
 			if since.IsZero() {
 				since = time.Now()
@@ -219,10 +265,15 @@ func (j *job) gather() (*pass, context.Context) {
 			late = time.After(gatherTime - time.Since(since))
 		} else {
 			since = time.Time{}
+			if j.q.Rests && j.begun && !j.resting && j.device() == nil {
+				rest = time.After(j.rest)
+			}
 		}
 		select {
 		case <-j.wake:
 		case <-late:
+		case <-rest:
+			j.giveBack()
 		case <-j.ctx.Done():
 		}
 	}
@@ -281,8 +332,14 @@ func orderOf(group []*loader, world int) (batches []int) {
 // serve makes the batches of a pass.
 func (j *job) serve(ctx context.Context, p *pass) {
 	defer p.cancel()
+	var err error
+	if j.begun = true; j.resting {
+		err = j.takeBack()
+	}
 	j.mu.Lock()
-	err := j.seed()
+	if err == nil {
+		err = j.seed()
+	}
 	batches := orderOf(p.of, j.world)
 	j.mu.Unlock()
 	if err == nil {
@@ -308,6 +365,9 @@ func (j *job) seed() error {
 		return nil
 	}
 	err := j.from.Seed(nodes)
+	if err == nil {
+		j.q.Nodes = nodes
+	}
 	for _, l := range j.ranks {
 		l.count = j.from.Batches()
 	}
@@ -385,7 +445,7 @@ func (j *job) deliver(p *pass, l *loader, b *Batch) {
 	delete(j.claims, b.Index)
 	j.mu.Unlock()
 	err := l.put(b, c)
-	j.read.Store(j.from.BytesRead())
+	j.read.Store(j.before + j.from.BytesRead())
 	j.mu.Lock()
 	j.delivering = nil
 	j.delivered.Broadcast()

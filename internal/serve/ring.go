@@ -96,13 +96,7 @@ func (r *ring) unmap() error {
 		r.device, r.fd = nil, -1
 		return err
 	}
-	var err error
-	for i, p := range r.places {
-		if p != nil {
-			err = errors.Join(err, p.Close())
-			r.places[i] = nil
-		}
-	}
+	err := r.closePlaces()
 	if r.data != nil {
 		err = errors.Join(err, hostmem.Free(r.data))
 		r.data = nil
@@ -110,6 +104,17 @@ func (r *ring) unmap() error {
 	if r.fd >= 0 {
 		_ = unix.Close(r.fd)
 		r.fd = -1
+	}
+	return err
+}
+
+// closePlaces ends those of a loader that is closed, with no batch being made in them.
+func (r *ring) closePlaces() (err error) {
+	for i, p := range r.places {
+		if p != nil {
+			err = errors.Join(err, p.Close())
+			r.places[i] = nil
+		}
 	}
 	return err
 }

@@ -99,6 +99,8 @@ type LoaderRequest struct {
 	Device string
 	// Visible is the client's CUDA_VISIBLE_DEVICES, by which Options number GPUs; nil: it is unset.
 	Visible *string
+	// Rests: while no epoch is asked for, what the loader holds is given back. It has Nodes.
+	Rests bool
 	// World is the number of ranks that share the batches of an epoch. Of several, any batches may
 	// be asked for; of one, always the last so many.
 	World   int
@@ -195,6 +197,7 @@ type Config struct {
 	// patience is the time that ranks of a job that want batches wait with one whose slots are all
 	// full.
 	patience    time.Duration
+	rest        time.Duration                            // until a job rests
 	credentials func(*net.UnixConn) (*unix.Ucred, error) // of tests
 }
 
@@ -254,6 +257,9 @@ func New(c Config) *Server {
 	}
 	if c.patience == 0 {
 		c.patience = 2 * time.Second
+	}
+	if c.rest == 0 {
+		c.rest = time.Second
 	}
 	if c.Note == nil {
 		c.Note = func(string) {}

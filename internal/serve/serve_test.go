@@ -316,6 +316,56 @@ func TestOtherNodes(t *testing.T) {
 	require.Contains(t, c.want("error").Message, "was opened with some")
 }
 
+// A job that rests closes its loader while nobody asks for an epoch, whatever the client holds, and
+// opens another one for the next. Nobody joins it.
+func TestRests(t *testing.T) {
+	for _, ahead := range []int{0, 2} {
+		r := start(t, func(c *Config) { c.rest = time.Millisecond })
+		r.b.ahead = ahead
+		c := r.client(t)
+		c.send(map[string]any{"type": "open", "dataset": "a"})
+		h := c.want("opened").Handle
+		file := func(nodes ...int64) int {
+			fd, err := unix.MemfdCreate("nodes", unix.MFD_CLOEXEC)
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = unix.Close(fd) })
+			_, err = unix.Write(fd, hostmem.Bytes(nodes))
+			require.NoError(t, err)
+			return fd
+		}
+		q := map[string]any{"type": "loader", "handle": h, "split": nil, "rests": true}
+		require.NoError(t, c.w.write(q, file(1, 2, 3, 4, 5)))
+		l := c.want("loader")
+		rested := func() bool { return r.b.open.Load() == 1 } // the dataset
+		var kept answer
+		for epoch, n := range []int{5, 5, 3, 3, 1} {
+			fd := -1 // of the nodes before
+			if epoch%2 == 0 {
+				fd = file(make([]int64, n)...)
+			}
+			require.NoError(t, c.w.write(map[string]any{"type": "epoch", "id": l.ID, "epoch": epoch},
+				fd))
+			if epoch == 0 {
+				kept = c.want("batch")
+				c.rest(epoch, 1, 0, 1, n, 100)
+			} else {
+				c.rest(epoch, 0, 0, 1, n, 100)
+			}
+			require.Eventually(t, rested, 10*time.Second, time.Millisecond)
+		}
+		c.check(kept, "a", 100)
+		require.NoError(t, c.w.write(q, file(1, 2)))
+		c.want("loader")
+		require.EqualValues(t, 2, r.s.Stats().Jobs)
+		require.NoError(t, c.w.write(map[string]any{"type": "loader", "handle": h, "split": "train",
+			"rests": true}, -1))
+		require.Contains(t, c.want("error").Message, "is of nodes and of one rank")
+		require.NoError(t, c.w.c.Close())
+		require.Eventually(t, func() bool { return r.b.open.Load() == 0 }, 10*time.Second,
+			time.Millisecond)
+	}
+}
+
 func TestOtherUsersAreRefused(t *testing.T) {
 	for _, q := range []struct {
 		uid, gid uint32

@@ -355,7 +355,8 @@ func (x *session) newLoader(q *request) (*loader, error) {
 func (x *session) loaderRequest(q *request) (r LoaderRequest, slots int, err error) {
 	r = LoaderRequest{Nodes: q.nodes, Type: q.Of, Shuffle: q.Shuffle, Anew: q.Anew,
 		AllLabels: q.Labels, Positions: q.Position, NoBlocks: q.NoBlocks, World: 1,
-		Device: cmp.Or(q.Device, "cpu"), Visible: q.Visible, Foreign: x.foreign}
+		Device: cmp.Or(q.Device, "cpu"), Visible: q.Visible, Rests: q.Rests,
+		Foreign: x.foreign}
 	switch {
 	case q.Split == nil && q.nodes == nil:
 		return r, 0, errs.New(errs.Usage, "neither a split nor nodes; give one")
@@ -374,6 +375,9 @@ func (x *session) loaderRequest(q *request) (r LoaderRequest, slots int, err err
 		return r, 0, errs.New(errs.Usage,
 			"rank %d of world %d; it is from 0 to world - 1, and a world has at most %d", q.Rank,
 			r.World, maxWorld)
+	}
+	if r.Rests && (r.Nodes == nil || r.World > 1) {
+		return r, 0, errs.New(errs.Usage, "a loader that rests is of nodes and of one rank")
 	}
 	slots = 4
 	if q.Slots != nil {

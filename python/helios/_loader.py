@@ -13,7 +13,7 @@ import re
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -232,6 +232,8 @@ class Loader(Generic[Item]):
     Equal seeds and options give the batches that ``heliosctl train`` trains on, id for id.
     """
 
+    _asks: ClassVar[Mapping[str, Any]] = {}  # of the daemon, beside what arguments say
+
     def __init__(
         self,
         dataset: Dataset,
@@ -352,6 +354,7 @@ class Loader(Generic[Item]):
             "rank": int(rank),
             "world": int(world_size),
             "slots": int(slots),
+            **self._asks,
         }
         if kind is not None:
             self._request["node_type"] = kind

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,6 +21,12 @@ Array = np.ndarray[Any, Any]
 
 _MIN_ROWS = 1024
 _BATCH_BYTES = 64 << 20  # of rows that are read at once; more rows take several batches
+
+
+class _Job(NumpyLoader):
+    """Gives the SSDs back while nobody reads, for others to use them alone."""
+
+    _asks: ClassVar[Mapping[str, Any]] = {"rests": True}
 
 
 class Rows:
@@ -90,7 +97,7 @@ class Rows:
             only = {"relation_fanout": relation_fanouts({e: [0] for e in schema.edge_types})}
         size = max(_MIN_ROWS, 1 << (len(nodes) - 1).bit_length())
         try:
-            return NumpyLoader(
+            return _Job(
                 self.dataset,
                 [1],
                 batch_size=min(size, self._max_rows(kind)),

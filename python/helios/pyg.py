@@ -131,7 +131,8 @@ class LinkNeighborLoader(_LinkNeighborLoader):  # type: ignore[misc]
 class FeatureStore(_FeatureStore):  # type: ignore[misc]
     """``x``, read by the daemon from the SSDs, and ``y``, by node number.
 
-    A job of the daemon's answers all calls, of each type one, as long as this lives.
+    A job of the daemon's answers all calls, of each type one, as long as this lives. A second after
+    the last call it gives the SSDs back, and takes them again for the next.
     """
 
     def __init__(self, dataset: Dataset, **options: Any) -> None:

@@ -10,6 +10,7 @@ import concurrent.futures
 import copy
 import os
 import signal
+import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -527,6 +528,28 @@ def test_a_feature_store_keeps_its_job(graph, monkeypatch):
     assert end.alive
     del store, job
     assert not end.alive
+
+
+def test_a_feature_store_gives_the_ssds_back(tmp_path, monkeypatch, binary):
+    """A second after a read anybody may write to them; then they are the store's again."""
+    folder = tmp_path / "g"
+    monkeypatch.setenv("HELIOS_STATE", str(tmp_path / "state"))
+    helios.run("generate", "--nodes=300", "--dim=8", f"--out={folder}", binary=binary)
+    helios.run("bind-ssds", f"--proxy={tmp_path / 'a.img'}", "--size=16MiB", binary=binary)
+    helios.run("load", str(folder), binary=binary)
+    with helios.open(folder, binary=binary) as ds:
+        store, attr = helios.pyg.FeatureStore(ds), TensorAttr(None, "x", torch.tensor([7, 7, 1]))
+        kinds, before = asked(monkeypatch), store.get_tensor(attr)
+        until = time.monotonic() + 60
+        while True:
+            try:
+                helios.run("load", str(folder), binary=binary)
+                break
+            except helios.RefusedError as e:
+                assert "reads it" in str(e)
+                assert time.monotonic() < until
+        assert torch.equal(store.get_tensor(attr), before)
+        assert kinds.count("loader") == 1
 
 
 def test_a_feature_store_in_threads_and_forks(graph, monkeypatch):
