@@ -214,14 +214,16 @@ TEXT ·repeatAVX2(SB), NOSPLIT, $0-48
 	VPBROADCASTQ X0, Y0
 	XORQ         SI, SI
 	SUBQ         $0x08, CX
+	JL           done
 
 list:
 	CMPQ SI, BX
 	JGE  done
 	MOVQ 8(DX)(SI*8), DI
 	SUBQ (DX)(SI*8), DI
+	CMPQ DI, CX
+	JHI  done
 	SUBQ DI, CX
-	JL   done
 	MOVQ AX, R8
 	LEAQ (AX)(DI*8), AX
 
@@ -450,14 +452,16 @@ TEXT ·repeatAVX512(SB), NOSPLIT, $0-48
 	VPBROADCASTQ X0, Z0
 	XORQ         SI, SI
 	SUBQ         $0x10, CX
+	JL           done
 
 list:
 	CMPQ SI, BX
 	JGE  done
 	MOVQ 8(DX)(SI*8), DI
 	SUBQ (DX)(SI*8), DI
+	CMPQ DI, CX
+	JHI  done
 	SUBQ DI, CX
-	JL   done
 	MOVQ AX, R8
 	LEAQ (AX)(DI*8), AX
 

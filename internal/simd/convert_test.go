@@ -99,6 +99,9 @@ func TestRepeat(t *testing.T) {
 			l.Repeat(got[:len(want)], indptr, 1<<40)
 			require.Equal(t, append(want, -7), got, "%v, %d lists", l, lists)
 		}
+		for _, indptr := range [][]int64{{0, -3, 40}, {0, 9, 8, 40}, {0, 30, 61}} {
+			require.Panics(t, func() { l.Repeat(make([]int64, 60), indptr, 1) }, "%v, %v", l, indptr)
+		}
 	}
 }
 

@@ -169,6 +169,10 @@ func TestMultiply(t *testing.T) {
 		if r.IntN(2) == 0 {
 			k2 = pick()
 		}
+		if r.IntN(10) == 0 { // two terms around a whole block of steps
+			k = 1 + r.IntN(gemmKC-1)
+			k2 = max(1, gemmKC-k-20+r.IntN(25))
+		}
 		odd := 0.0
 		if round%3 == 0 {
 			odd = 0.001

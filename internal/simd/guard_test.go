@@ -188,7 +188,7 @@ func guardGemm(f *fence, l Level, n int) {
 		{n, 33, 600}, {50, n, 16}, {1030, 1, n}} {
 		for kind := range 3 {
 			p := Product{M: s[0], N: s[1], TransA: kind == 2, TransB: kind == 1}
-			for j := range 1 + i%2 {
+			for j := range 1 + (i+kind+n)%2 {
 				x := &p.Terms[j]
 				x.K = s[2] + j
 				x.A, x.LDA = side(p.M, x.K, p.TransA)

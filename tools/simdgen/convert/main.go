@@ -134,13 +134,15 @@ func repeat(l level) {
 	i, list := GP64(), GP64()
 	XORQ(i, i)
 	SUBQ(operand.Imm(uint64(unroll*lanes)), room) // a list begins here at most, and ends here
+	JL(operand.LabelRef("done"))
 	Label("list")
 	CMPQ(i, n)
 	JGE(operand.LabelRef("done"))
 	MOVQ(operand.Mem{Base: indptr, Index: i, Scale: 8, Disp: 8}, list)
 	SUBQ(operand.Mem{Base: indptr, Index: i, Scale: 8}, list)
+	CMPQ(list, room)
+	JHI(operand.LabelRef("done")) // or its length is negative
 	SUBQ(list, room)
-	JL(operand.LabelRef("done"))
 	to := GP64()
 	MOVQ(dst, to)
 	LEAQ(operand.Mem{Base: dst, Index: list, Scale: 8}, dst)
