@@ -140,9 +140,10 @@ func kindOf(ssds []*SSD) (kind SSDKind) {
 	return kind
 }
 
-// OverFiles reports whether all SSDs are software over files that take what time they take.
+// OverFiles reports whether there are SSDs, all software over files that take what time they take.
 func OverFiles(ssds []*SSD) bool {
-	return !slices.ContainsFunc(ssds, func(d *SSD) bool { return d.Ctrl == nil || !overFile(d) })
+	return len(ssds) > 0 &&
+		!slices.ContainsFunc(ssds, func(d *SSD) bool { return d.Ctrl == nil || !overFile(d) })
 }
 
 // overFile reports whether an SSD is software over a file that takes what time it takes.

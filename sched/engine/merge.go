@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"math"
+
 	"helios/cuda"
 	"helios/gpuio"
 	"helios/internal/hostmem"
@@ -17,12 +19,14 @@ func (e *Engine) merges() bool {
 	return e.Plan.Joins && !e.OnGPU() && gpuio.OverFiles(e.Store.SSDs)
 }
 
-// Merged returns the number of mini-batches whose reads are one set, where each reads so many rows:
-// 1 where the consumer places rows in memory of its own, outside the reservation.
+// Merged returns the number of mini-batches whose reads are to be one set, where each reads so many
+// rows: 1 where the consumer places rows in memory of its own, outside the reservation, or where
+// that has more rows than a place, a number of 32 bits, can count.
 func (w *Walk) Merged(rows int64) int {
 	e := w.Engine
+	places := int64(len(e.Slots)) * e.SlotBytes / max(e.RowBytes, 1)
 	if n := e.Plan.Credits / 2; e.merges() && e.Store.speed.OfFiles && w.Pass.Place == nil &&
-		e.Store.planner != nil && e.Store.planner.Merges(rows, n) {
+		places <= math.MaxUint32 && e.Store.planner != nil && e.Store.planner.Merges(rows, n) {
 		return n
 	}
 	return 1

@@ -3,14 +3,12 @@ package engine
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"helios/gpuio"
 	"helios/internal/errs"
 	"helios/sched/plan"
 	"helios/sched/report"
-	"helios/sched/walk"
 )
 
 // SlotStages is the part of stages that tiers have in common whose reads go straight into the slot
@@ -36,34 +34,41 @@ func (a *SlotStages) Announce(context.Context, *Work) error { return nil }
 // Closes implements Stages: each part is read by itself.
 func (a *SlotStages) Closes(*Set) bool { return true }
 
+// spanOf returns the first mini-batch of a set and how many there are, and names them.
+func spanOf(set *Set) (first, n int, name string) {
+	first = set.Parts[0].Batch.Index
+	last := set.Newest().Batch.Index
+	if first == last {
+		return first, 1, fmt.Sprintf("batch %d", first)
+	}
+	return first, last - first + 1, fmt.Sprintf("batches %d to %d", first, last)
+}
+
 // Submit sends out the reads that the lookups of a set's parts ask for.
 func (a *SlotStages) Submit(ctx context.Context, set *Set) (err error) {
 	e := a.Walk.Engine
 	var asking []*Segment
-	var s *Slot
 	for _, p := range set.Parts {
 		if g := WorkOf(p).Segment; g != nil && g.Asked != 0 {
-			if asking = append(asking, g); s == nil {
-				s = p.Batch
-			}
+			asking = append(asking, g)
 		}
 	}
 	if len(asking) == 0 {
 		return nil
 	}
 	g := asking[0]
+	_, _, name := spanOf(set)
 	if err := e.merge(asking); err != nil {
-		return fmt.Errorf("batch %d: %w", s.Index, err)
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	if e.Store.Reader == nil {
-		return fmt.Errorf("batch %d: %d rows or pages are in no tier and no SSD is open", s.Index,
-			g.Asked)
+		return fmt.Errorf("%s: %d rows or pages are in no tier and no SSD is open", name, g.Asked)
 	}
 	rd, end := e.ReadContext(ctx)
 	defer end()
 	g.submitted = time.Now()
 	if g.pending, err = e.Store.Reader.Submit(rd, g.asks); err != nil {
-		return fmt.Errorf("batch %d: %w", s.Index, ReadError(err))
+		return fmt.Errorf("%s: %w", name, ReadError(err))
 	}
 	g.asks = nil
 	e.Trace.Read(g.Asked)
@@ -73,14 +78,22 @@ func (a *SlotStages) Submit(ctx context.Context, set *Set) (err error) {
 // Complete waits for the reads of a set.
 func (a *SlotStages) Complete(ctx context.Context, set *Set) error {
 	e, p := a.Walk.Engine, a.Walk.Pass
-	i := slices.IndexFunc(set.Parts, func(p walk.Part[*Slot]) bool {
-		g := WorkOf(p).Segment
-		return g != nil && g.pending != nil
-	})
-	if i < 0 {
+	rows := int64(0)
+	var g *Segment // that asked for the reads of all
+	var s *Slot
+	for _, p := range set.Parts {
+		x := WorkOf(p).Segment
+		if x == nil {
+			continue
+		}
+		if rows += x.RowsSSD; x.pending != nil {
+			g, s = x, p.Batch
+		}
+	}
+	if g == nil {
 		return nil
 	}
-	g, s := WorkOf(set.Parts[i]).Segment, set.Parts[i].Batch
+	first, n, name := spanOf(set)
 	rd, end := e.ReadContext(ctx)
 	defer end()
 	if !s.waited {
@@ -89,24 +102,27 @@ func (a *SlotStages) Complete(ctx context.Context, set *Set) error {
 	}
 	st, err := g.pending.Wait(rd)
 	if err != nil && rd.Err() != nil {
-		return errs.New(errs.Device, "batch %d: %d reads did not end within %v: %w",
-			s.Index, g.Asked, e.Config.OpTimeout, err)
+		return errs.New(errs.Device, "%s: %d reads did not end within %v: %w", name, g.Asked,
+			e.Config.OpTimeout, err)
 	}
 	g.pending = nil
 	e.Trace.Read(-g.Asked)
 	if err != nil {
-		return fmt.Errorf("batch %d: %w", s.Index, ReadError(err))
+		return fmt.Errorf("%s: %w", name, ReadError(err))
 	}
 	if st.Rows != g.Asked {
-		return errs.New(errs.Device, "batch %d: %d rows or pages were asked for, %d were read",
-			s.Index, g.Asked, st.Rows)
+		return errs.New(errs.Device, "%s: %d rows or pages were asked for, %d were read", name,
+			g.Asked, st.Rows)
 	}
 	g.Stats = st
 	p.Clock.Read(g.submitted, st)
-	e.Trace.span(report.TrackSubmit, plan.OperatorName("I", g.Hop), g.submitted, st.Submit, p,
-		s.Index, g.RowsSSD)
-	e.Trace.span(report.TrackComplete, plan.OperatorName("C", g.Hop), g.submitted.Add(st.Submit),
-		st.Complete, p, s.Index, g.RowsSSD)
+	if n > 1 {
+		p.Clock.Group(n)
+	}
+	e.Trace.Set(report.TrackSubmit, plan.OperatorName("I", g.Hop), g.submitted, st.Submit, p,
+		first, n, rows)
+	e.Trace.Set(report.TrackComplete, plan.OperatorName("C", g.Hop), g.submitted.Add(st.Submit),
+		st.Complete, p, first, n, rows)
 	return nil
 }
 

@@ -114,8 +114,7 @@ type EpochResult struct {
 	LinesBypassed int64 `json:"lines_bypassed"`
 	// HitRatio is the share of rows that no SSD had to give.
 	HitRatio float64 `json:"hit_ratio"`
-	// ReadGroups are the sets of reads that the accumulator merged, of GroupBatches batches in the
-	// mean; 0 without it.
+	// ReadGroups are the sets of reads that were merged, of GroupBatches batches in the mean.
 	ReadGroups   int     `json:"read_groups"`
 	GroupBatches float64 `json:"group_batches"`
 	// LR is the learning rate of the last step. GradNorm is the mean norm of the steps' gradients,
