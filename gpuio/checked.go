@@ -140,6 +140,7 @@ type checked struct {
 	live   map[*checkedPending]struct{} // not finished
 	busy   map[cuda.Buffer]int          // sets being checked or read again, by destination
 	closed bool
+	freed  bool // the joint checks that nobody used are
 
 	mismatch, again, againSets, againCommands, wrong, checkNS atomic.Int64
 }
@@ -181,10 +182,14 @@ func (c *checked) free() error {
 		err = c.stream.Close()
 		c.stream = nil
 	}
-	for _, l := range c.joints {
-		err = errors.Join(err, l.free())
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, l := range c.joints { // those in use go with the last that drops them
+		if l.users == 0 {
+			err = errors.Join(err, l.free())
+		}
 	}
-	c.joints = nil
+	c.joints, c.freed = nil, true
 	return errors.Join(err, freeBuffers(&c.own, &c.tables, &c.result, &c.got))
 }
 

@@ -30,7 +30,7 @@ type jointCheck struct {
 	got   cuda.Buffer // checksums of all
 	bad   cuda.Buffer // a count for each set, in the CPU's memory
 	done  cuda.Event
-	users int // sets that have not left it; guarded by turn
+	users int // who enqueued it, and sets that have yet to leave it; guarded by mu
 }
 
 func (l *jointCheck) free() error {
@@ -52,7 +52,11 @@ func (c *checked) waitOnce(ctx context.Context, after cuda.Event, sets []Pending
 		}
 	}
 	l, err := c.enqueue(ctx, after, own)
-	if l == nil || err != nil || l.done.Synchronize(ctx) != nil {
+	if l == nil || err != nil {
+		return false
+	}
+	defer c.drop(l)
+	if l.done.Synchronize(ctx) != nil {
 		return false
 	}
 	for i, p := range l.sets {
@@ -61,9 +65,11 @@ func (c *checked) waitOnce(ctx context.Context, after cuda.Event, sets []Pending
 		default: // somebody waits for it
 			continue
 		}
-		// A wrong row is looked for, and read again, by Wait.
-		p.right = p.inner.(*asyncPending).chained(l.stops[i]) && words(l.bad.Bytes())[i] == 0
-		_ = c.leave(ctx, p, true)
+		if p.joint == l { // else somebody has waited for it
+			// A wrong row is looked for, and read again, by Wait.
+			p.right = p.inner.(*asyncPending).chained(l.stops[i]) && words(l.bad.Bytes())[i] == 0
+			_ = c.leave(ctx, p, true)
+		}
 		<-p.turn
 	}
 	return true
@@ -107,7 +113,29 @@ func (c *checked) enqueue(ctx context.Context, after cuda.Event,
 		c.broken = err
 		return nil, err
 	}
+	c.use(l)
 	return l, nil
+}
+
+// use keeps a joint check from being taken again, and from being freed, until as many drop it.
+func (c *checked) use(l *jointCheck) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l.users++
+}
+
+func (c *checked) drop(l *jointCheck) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l.users--; l.users == 0 && c.freed {
+		_ = l.free()
+	}
+}
+
+func (c *checked) unused(l *jointCheck) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return l.users == 0
 }
 
 // chain makes a joint check's stream wait for the set's kernel.
@@ -124,15 +152,15 @@ func (p *checkedPending) chain(l *jointCheck) (stops int64, ok bool) {
 	}
 	if stops, ok = in.chain(l.on); ok {
 		p.joint = l
-		l.users++
+		p.c.use(l)
 		p.c.hold(p.rs.Dst, 1)
 	}
 	return stops, ok
 }
 
-// takeJoint returns a joint check that no set uses, with room for the sets. Needs c.turn.
+// takeJoint returns one that no set uses, with room for some. Needs c.turn.
 func (c *checked) takeJoint(sets []*checkedPending) (*jointCheck, error) {
-	i := slices.IndexFunc(c.joints, func(l *jointCheck) bool { return l.users == 0 })
+	i := slices.IndexFunc(c.joints, c.unused)
 	if i < 0 {
 		i = len(c.joints)
 		c.joints = append(c.joints, &jointCheck{})
@@ -151,8 +179,8 @@ func (c *checked) takeJoint(sets []*checkedPending) (*jointCheck, error) {
 	return l, err
 }
 
-// leave ends a set's part in its joint check, if it has one, once that has ended; over: it has
-// ended well. Its error is ctx's. Needs p.turn.
+// leave ends a set's part in its joint check, if it has one, once that is over; over: it went well.
+// Its error is ctx's. Needs p.turn.
 func (c *checked) leave(ctx context.Context, p *checkedPending, over bool) (err error) {
 	l := p.joint
 	if l == nil {
@@ -172,7 +200,7 @@ func (c *checked) leave(ctx context.Context, p *checkedPending, over bool) (err 
 	}
 	defer func() { <-c.turn }()
 	p.joint = nil
-	l.users--
+	c.drop(l)
 	c.hold(p.rs.Dst, -1)
 	if err != nil && l.on == c.stream && c.broken == nil {
 		// A set that has failed may name rows that there are not: the kernel fails, and the stream
