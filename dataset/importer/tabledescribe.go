@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"helios/dataset/columns"
+	"helios/dataset/edges"
 	tables "helios/dataset/table"
 	"helios/internal/errs"
 )
@@ -87,8 +88,8 @@ var typeEnding = regexp.MustCompile(`(\.[A-Za-z0-9]+)+$|[*?\[].*$`)
 
 // look reads a table.
 func (o *TablesOptions) look(ctx context.Context, file string) (*draftTable, error) {
-	src, err := tables.Open([]string{file}, tables.Options{Header: o.Header, Memory: o.Memory,
-		Progress: o.Progress})
+	src, err := tables.Open([]string{file}, tables.Options{Header: o.Header,
+		Memory: edges.Budget(o.Memory), Progress: o.Progress})
 	if err != nil {
 		return nil, err
 	}

@@ -310,8 +310,8 @@ func (t *tableImport) openTable(dir string, files []string) (*tables.Source, err
 			}
 		}
 	}
-	return tables.Open(files, tables.Options{Header: t.opt.Header, Memory: t.opt.Memory,
-		Progress: t.opt.Progress})
+	return tables.Open(files, tables.Options{Header: t.opt.Header,
+		Memory: edges.Budget(t.opt.Memory), Progress: t.opt.Progress})
 }
 
 // insideFiles checks a path, or all that a pattern matches, as inside does.

@@ -10,6 +10,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"sync/atomic"
 	"unicode/utf8"
 
 	"github.com/andybalholm/brotli"
@@ -23,7 +24,10 @@ import (
 
 // pages reads the values of a column in a group of rows (parquet-format's README, "Data Pages").
 type pages struct {
-	in    *bufio.Reader
+	from  io.Reader
+	in    *bufio.Reader // nil before the first page
+	all   *share
+	held  int64 // of all
 	c     *chunk
 	l     *leaf
 	limit int64
@@ -58,12 +62,50 @@ const (
 	maxHeaderRoom = 16 << 20
 )
 
-func newPages(in io.Reader, c *chunk, l *leaf, limit int64) *pages {
-	return &pages{in: bufio.NewReaderSize(in, headerRoom), c: c, l: l, limit: limit, left: c.values}
+func newPages(in io.Reader, c *chunk, l *leaf, limit int64, all *share) *pages {
+	return &pages{from: in, c: c, l: l, limit: limit, left: c.values, all: all}
 }
 
 // free gives the room of pages back.
 func (p *pages) free() { *p = pages{c: p.c, l: p.l} }
+
+// share bounds the memory of the columns that are read side by side, each of which holds a
+// dictionary, a page and a buffer.
+type share struct {
+	held          atomic.Int64
+	limit, buffer int64 // of all; of one
+}
+
+var errShare = errors.New("the columns of a group of rows take too much memory at once")
+
+// hold counts what the column holds, and bytes that it is about to take.
+func (p *pages) hold(more int) error {
+	n := more + cap(p.page) + 4*(cap(p.defs)+cap(p.reps)+cap(p.room)) + p.own(&p.v)
+	if p.in != nil {
+		n += p.in.Size()
+	}
+	if p.dict != nil {
+		n += p.own(p.dict)
+	}
+	sum := p.all.held.Add(int64(n) - p.held)
+	p.held = int64(n)
+	if sum > p.all.limit {
+		return errShare
+	}
+	return nil
+}
+
+// own is the memory of values beside the page that they may point into.
+func (p *pages) own(v *values) int {
+	n := 8 * (cap(v.ints) + cap(v.floats) + cap(v.offsets))
+	for _, b := range [][]byte{v.data, v.stored} {
+		end, page := b[:cap(b)], p.page[:cap(p.page)]
+		if len(end) > 0 && (len(page) == 0 || &end[len(end)-1] != &page[len(page)-1]) {
+			n += len(end)
+		}
+	}
+	return n
+}
 
 // pageHead is the head of a page.
 type pageHead struct {
@@ -83,7 +125,7 @@ const (
 
 // head reads the head of a page.
 func (p *pages) head() (h pageHead, err error) {
-	for room := headerRoom; ; room *= 16 {
+	for room := p.in.Size(); ; room *= 16 {
 		b, err := p.in.Peek(room)
 		if len(b) == 0 {
 			return h, errors.New("pages are missing")
@@ -162,8 +204,22 @@ func (p *pages) more() error {
 		if p.left == 0 {
 			return errors.New("its pages have fewer rows than its groups")
 		}
+		if p.in == nil {
+			room := int(min(headerRoom, p.c.length, p.all.buffer))
+			if err := p.hold(room); err != nil {
+				return err
+			}
+			p.in = bufio.NewReaderSize(p.from, room)
+		}
 		h, err := p.head()
 		if err != nil {
+			return err
+		}
+		take := h.size
+		if h.kind != dictPage {
+			take = max(h.size-cap(p.page), 0)
+		}
+		if err := p.hold(take); err != nil {
 			return err
 		}
 		p.raw = slices.Grow(p.raws.Take()[:0], h.packed)[:h.packed]
@@ -194,7 +250,10 @@ func (p *pages) more() error {
 			if p.n = h.values; p.n == 0 {
 				continue
 			}
-			return p.data(h)
+			if err := p.data(h); err != nil {
+				return err
+			}
+			return p.hold(0)
 		}
 	}
 }

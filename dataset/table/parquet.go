@@ -6,13 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"slices"
 
 	"golang.org/x/sync/errgroup"
 
+	"helios/internal/errs"
 	"helios/internal/hostcpu"
 	"helios/internal/infile"
+	"helios/internal/units"
 	"helios/internal/work"
 )
 
@@ -148,7 +151,7 @@ func (g *Groups) Read(group int, column string) (c *Column, err error) {
 		stored := &f.groups[group].chunks[i]
 		c = &Column{Name: column, Kind: f.named[k].Kind}
 		p := newPages(io.NewSectionReader(g.in, stored.at, stored.length), stored, &f.leaves[i],
-			f.limit)
+			f.limit, &share{limit: math.MaxInt64, buffer: headerRoom})
 		if err := p.fill(c, int(f.groups[group].rows)); err != nil {
 			return damaged(f.path, fmt.Errorf("column %s: %w", column, err))
 		}
@@ -503,6 +506,7 @@ type parquetReader struct {
 	left    int64 // rows of the group
 	row     int64
 	columns []*pages
+	all     share // of columns
 	raws    work.Spare[[]byte]
 	spare   work.Spare[[]Column] // of batches that nobody needs any more
 }
@@ -512,7 +516,9 @@ func (f *parquetFile) read(take []int) (reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &parquetReader{f: f, in: in, take: take, raws: work.NewSpare[[]byte](hostcpu.Count()),
+	return &parquetReader{f: f, in: in, take: take, all: share{limit: f.limit / 8 * shareOfMemory,
+		buffer: max(f.limit/64/int64(max(len(take), 1)), leastBuffer)},
+		raws:  work.NewSpare[[]byte](hostcpu.Count()),
 		spare: work.NewSpare[[]Column](freeBlocks)}, nil
 }
 
@@ -523,6 +529,28 @@ func (r *parquetReader) done() int64 {
 		return r.f.size
 	}
 	return int64(float64(r.f.size) * float64(r.row) / float64(r.f.total))
+}
+
+// shareOfMemory are the eighths of Options.Memory that the columns of a file may hold: the rest is
+// for the program, for batches and for what the caller makes of them.
+const shareOfMemory = 3
+
+// leastBuffer is the least buffer of a column; many columns have small ones.
+const leastBuffer = 4 << 10
+
+// tooWide says what columns take, by those of which a page was met.
+func (r *parquetReader) tooWide() error {
+	need, met := int64(0), int64(0)
+	for _, p := range r.columns {
+		if p.in != nil {
+			need, met = need+p.held, met+1
+		}
+	}
+	need = need / max(met, 1) * int64(len(r.columns))
+	give := (need*5/4*8/shareOfMemory>>26 + 1) << 6 // MiB, a multiple of 64
+	return errs.New(errs.Usage,
+		"%s: a page and a dictionary of each of %d columns take about %s of memory together, and %s are for them; {memory} %dMiB gives enough, or take fewer columns, or write the file with smaller groups of rows or without dictionaries (pyarrow: row_group_size=10000, use_dictionary=False)",
+		r.f.path, len(r.columns), units.FormatBytes(need), units.FormatBytes(r.all.limit), give)
 }
 
 // rowsAtOnce is the number of rows of a batch of so many columns.
@@ -538,10 +566,12 @@ func (r *parquetReader) next() (func() (*Batch, error), error) {
 		}
 		g := &r.f.groups[r.group]
 		r.group, r.left, r.columns = r.group+1, g.rows, nil
+		r.all.held.Store(0)
 		for _, k := range r.take {
 			i := r.f.column[k]
 			c := &g.chunks[i]
-			p := newPages(io.NewSectionReader(r.in, c.at, c.length), c, &r.f.leaves[i], r.f.limit)
+			p := newPages(io.NewSectionReader(r.in, c.at, c.length), c, &r.f.leaves[i], r.f.limit,
+				&r.all)
 			p.raws = r.raws
 			r.columns = append(r.columns, p)
 		}
@@ -567,7 +597,9 @@ func (r *parquetReader) next() (func() (*Batch, error), error) {
 			})
 		})
 	}
-	if err := g.Wait(); err != nil {
+	if err := g.Wait(); errors.Is(err, errShare) {
+		return nil, r.tooWide()
+	} else if err != nil {
 		return nil, err
 	}
 	r.left -= int64(n)
