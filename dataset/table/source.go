@@ -24,7 +24,7 @@ type Options struct {
 	// "": it does, and a line that holds numbers is refused. Columns without names are 1, 2, …
 	Header string
 	// Memory bounds the bytes that a piece of a file may take that states its own size: at least
-	// 64 MiB; 0: 256 MiB. The columns of a file of Parquet hold at most three eighths of it together.
+	// 64 MiB; 0: 256 MiB. Columns of a Parquet file hold at most three eighths of it together.
 	Memory int64
 	// Progress hears of bytes read; may be nil.
 	Progress work.Progress
