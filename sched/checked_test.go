@@ -103,9 +103,9 @@ func TestLostTail(t *testing.T) {
 	r = train(t, context.Background(), cfg, d, feat, s, 2,
 		report.Observer{Note: func(s errs.Text) { notes = append(notes, s.String()) }})
 	require.NoError(t, r.err)
-	require.Len(t, r.res.SSDNotes, 3)
+	require.Len(t, r.res.SSDNotes, 4)
 	for i, what := range []string{"second superblock unusable", "checksums of chunks: damaged",
-		"row checksums: damaged"} {
+		"row checksums: damaged", "of 4 I/O blocks 2 run at once"} {
 		require.Contains(t, r.res.SSDNotes[i], what)
 		require.Contains(t, notes, r.res.SSDNotes[i])
 	}

@@ -538,7 +538,7 @@ const shareOfMemory = 3
 // leastBuffer is the least buffer of a column; many columns have small ones.
 const leastBuffer = 4 << 10
 
-// tooWide says what columns take, by those of which a page was met.
+// tooWide names the memory that the columns take, by those of which a page was met.
 func (r *parquetReader) tooWide() error {
 	need, met := int64(0), int64(0)
 	for _, p := range r.columns {

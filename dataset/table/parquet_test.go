@@ -36,7 +36,7 @@ func wideParquet(t *testing.T, columns, size int, dict bool) string {
 	return write(t, "wide.parquet", b.String())
 }
 
-// What the columns of a group hold is bounded together, whether in pages or in dictionaries.
+// The columns of a group hold bounded memory together, in pages and in dictionaries.
 func TestParquetMemoryOfColumns(t *testing.T) {
 	const columns, size = 16, 1 << 20
 	for _, dict := range []bool{false, true} {
