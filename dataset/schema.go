@@ -84,8 +84,8 @@ type Task struct {
 	Test       int64    `yaml:"test"`
 	Unlabelled int64    `yaml:"unlabelled,omitempty"`
 	ClassNames []string `yaml:"class_names,omitempty"` // of classes or columns
-	// LabelDims is the number of dimensions that the labels came with, 1 or 2, where it is not that
-	// of labels.npy: [n, 1] for [n] or the other way round.
+	// LabelDims is the number of dimensions that the labels were given with, 1 ([n]) or 2 ([n, 1]);
+	// 0: as many as labels.npy has.
 	LabelDims int    `yaml:"label_dims,omitempty"`
 	Dir       string `yaml:"dir"`
 }
@@ -358,8 +358,8 @@ func (s *Schema) TaskOf(name string) (int, error) {
 	return 0, fmt.Errorf("there is no task %q; there are %s", name, strings.Join(names, ", "))
 }
 
-// digest hashes the schema for the dataset's identity: all but the folders, the splits' sizes,
-// which follow from their files, the names of classes, and the labels' dimensions.
+// digest hashes the schema for the dataset's identity. It leaves out the folders, the sizes of the
+// splits (their files have them), the names of classes, and the dimensions of the labels.
 func (s *Schema) digest() []byte {
 	h := sha256.New()
 	for i := range s.NodeTypes {

@@ -125,8 +125,8 @@ func (e *async) chooseGrids(active, perBlock int) {
 	}
 }
 
-// RunningBlocks is how many blocks of the I/O kernels run at once, and why fewer than were asked
-// for, or "".
+// RunningBlocks returns the number of blocks of the I/O kernels that run at once. why says why they
+// are fewer than were asked for; "" if they are not.
 func (e *async) RunningBlocks() (n int, why string) {
 	switch {
 	case e.sync != nil:

@@ -25,7 +25,7 @@ func WaitOnce(ctx context.Context, after cuda.Event, sets []Pending) bool {
 type jointCheck struct {
 	on   cuda.Stream
 	sets []*checkedPending
-	// of each set: when it began to wait for its kernel (asyncPending.chain)
+	// stops counts, for each set, the stops before its kernel was waited for (asyncPending.chain).
 	stops []int64
 	got   cuda.Buffer // checksums of all
 	bad   cuda.Buffer // a count for each set, in the CPU's memory

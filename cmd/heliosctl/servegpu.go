@@ -212,8 +212,8 @@ func gpuSeenAs(n int, theirs, ours *string, uuids []string) int {
 
 const uuidPrefix = "GPU-"
 
-// visibleGPUs returns the names in a CUDA_VISIBLE_DEVICES that CUDA heeds: numbers, or beginnings
-// of UUIDs. Another word ends them, and where one stands twice there are none.
+// visibleGPUs returns the GPUs that CUDA takes from a CUDA_VISIBLE_DEVICES: numbers, or beginnings
+// of UUIDs. The list ends before the first other word. A list that names a GPU twice has none.
 func visibleGPUs(list string) (names []string) {
 	ids := strings.HasPrefix(list, uuidPrefix)
 	for name := range strings.SplitSeq(list, ",") {

@@ -170,8 +170,8 @@ func (m *Machine) BoundOf(i int, bytes int64) float64 {
 		l.RawGBs.Value*1e9/float64(l.WireBytes(bytes)))
 }
 
-// Speed is how fast the SSDs read together (gpuio.Stack.SpeedBy), by their models. Those of a
-// machine that serves its SSDs play theirs, but where it was measured what the files do.
+// Speed returns the modelled speed of all SSDs together, as gpuio.Stack.SpeedBy wants it. Software
+// SSDs count as files where the profile has measurements of them, and else as played.
 func (m *Machine) Speed(stack *gpuio.Stack, l gpuio.Layout) (gpuio.Speed, error) {
 	kind := gpuio.Hardware
 	if s := m.Profile.GPU.IO.Serve; m.Profile.SSDs.Measured != nil {
