@@ -2,7 +2,6 @@ package columns
 
 import (
 	"cmp"
-	"errors"
 	"maps"
 	"math"
 	"runtime"
@@ -302,4 +301,4 @@ func sorted(categories []string) []string {
 // Sorted returns distinct texts in the order in which they become categories or classes.
 func Sorted(texts map[string]int32) []string { return sorted(slices.Collect(maps.Keys(texts))) }
 
-var errNoValue = errors.New("has no value; choose what stands in its place: give {missing} mean, zero, indicator, category or a value")
+var errNoValue = errs.Errorf("has no value; choose what stands in its place: give {missing} mean, zero, indicator, category or a value")

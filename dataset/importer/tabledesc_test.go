@@ -120,7 +120,7 @@ func TestHostileDescriptions(t *testing.T) {
 		{"d.yaml", "feature_col: age", "feature_col: city", "Rome is no number"},
 		{"d.yaml", "standard", "standart", "transform standart is none of"},
 		{"d.yaml", "missing: mean", "missing: maybe", "d.yaml:7:5"},
-		{"d.yaml", ", missing: mean", "", "users.csv:4, column age: has no value"},
+		{"d.yaml", ", missing: mean", "", "users.csv:4, column age: has no value; choose what stands in its place: give option missing mean"},
 		{"d.yaml", "missing: mean", "missing: category", "missing category is for"},
 		{"d.yaml", "missing: mean", "size: -3", "size -3 is outside"},
 		{"d.yaml", "missing: mean", "size: 1e9", "1e9 is no int"},

@@ -393,7 +393,7 @@ func (t *tableImport) countDangling(ctx context.Context, k int) error {
 	}
 	col := []string{e.SourceIDCol, e.DestIDCol}[end]
 	return rowAt(ctx, t.edges[k], col, first[end], func(b *tables.Batch, i int) error {
-		return b.Bad(i, col, "there is no node %s of type %s (%d such edges); {dangling} drop leaves them out",
+		return b.Bad(i, col, "there is no node %s of type %s (edges without a node: %d); {dangling} drop leaves them out",
 			cellText(&b.Columns[0], i), e.Relation[2*end], t.Dangling[k])
 	})
 }

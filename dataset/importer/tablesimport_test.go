@@ -124,7 +124,7 @@ func TestTablesRefuses(t *testing.T) {
 		"twice": {nodes: "user,age,group\na,1,x\nb,2,y\na,3,x\n", edges: "who,whom\na,b\n",
 			say: "n.csv:4, column user: a is the id of"},
 		"dangling source": {nodes: "user,age,group\na,1,x\nb,2,y\n", edges: "who,whom\na,b\nc,a\nd,a\n",
-			say: "e.csv:3, column who: there is no node c of type node (2 such edges)"},
+			say: "e.csv:3, column who: there is no node c of type node (edges without a node: 2)"},
 		"dangling target": {nodes: "user,age,group\na,1,x\nb,2,y\n", edges: "who,whom\na,c\nc,a\n",
 			say: "e.csv:2, column whom: there is no node c"},
 		"no id": {nodes: "user,age,group\na,1,x\n,2,y\n", edges: "who,whom\na,a\n",

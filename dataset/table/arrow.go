@@ -31,11 +31,13 @@ type arrowFile struct {
 type budget struct {
 	limit int64
 	used  atomic.Int64
+	over  atomic.Bool // it has refused
 }
 
 func (m *budget) take(n int) {
 	if m.used.Add(int64(n)) > m.limit {
-		panic(fmt.Sprintf("a batch takes more than %d bytes; {memory} gives more", m.limit))
+		m.over.Store(true)
+		panic("it takes too much memory")
 	}
 }
 
@@ -221,6 +223,9 @@ func (r *arrowReader) next() (func() (*Batch, error), error) {
 		}
 		var err error
 		if r.now, err = r.record(); err != nil {
+			if r.mem.over.Load() {
+				err = tooLarge("a batch of more than %d bytes", r.mem.limit)
+			}
 			return nil, damaged(r.f.path, fmt.Errorf("behind row %d: %w", r.row, err))
 		}
 		if r.from = 0; r.now == nil {

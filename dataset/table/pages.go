@@ -163,10 +163,12 @@ func (p *pages) head() (h pageHead, err error) {
 		if _, err := p.in.Discard(t.p); err != nil {
 			return h, err
 		}
-		if h.size < 0 || h.packed < 0 || int64(h.size) > p.limit ||
-			int64(h.packed) > p.c.length || h.values < 0 || int64(h.values) > p.limit/8 {
-			return h, fmt.Errorf("a page of %d bytes (%d compressed) and %d values; more than %d bytes are not read, {memory} gives more",
-				h.size, h.packed, h.values, p.limit)
+		if h.size < 0 || h.packed < 0 || int64(h.packed) > p.c.length || h.values < 0 {
+			return h, fmt.Errorf("a page of %d bytes (%d compressed) and %d values", h.size, h.packed,
+				h.values)
+		}
+		if int64(h.size) > p.limit || int64(h.values) > p.limit/8 {
+			return h, tooLarge("a page of %d bytes and %d values", h.size, h.values)
 		}
 		return h, nil
 	}
@@ -654,7 +656,7 @@ func (p *pages) present(c *Column, n int) error {
 				c.Data = append(c.Data, v.data[v.offsets[i]:v.offsets[i+1]]...)
 				c.Offsets = append(c.Offsets, len(c.Data))
 				if int64(len(c.Data)) > p.limit {
-					return fmt.Errorf("texts of more than %d bytes in %d rows; {memory} gives more", p.limit, n)
+					return tooLarge("texts of more than %d bytes in %d rows", p.limit, n)
 				}
 			}
 		case v.stored != nil:
@@ -767,7 +769,7 @@ func (p *pages) lists(c *Column, rows int) error {
 			c.miss(row - 1)
 		}
 		if int64(n) > p.limit/8 {
-			return fmt.Errorf("lists of more than %d values in %d rows; {memory} gives more", n, rows)
+			return tooLarge("lists of more than %d values in %d rows", n, rows)
 		}
 		p.reps, p.defs, p.n = p.reps[1:], p.defs[1:], p.n-1
 	}
@@ -1111,7 +1113,7 @@ func (p *pages) deltaTexts(v *values, b []byte, prefixes bool, n int) (err error
 		b = b[k:]
 		v.offsets = append(v.offsets, len(data))
 		if int64(len(data)) > p.limit {
-			return fmt.Errorf("texts of more than %d bytes in a page; {memory} gives more", p.limit)
+			return tooLarge("texts of more than %d bytes in a page", p.limit)
 		}
 	}
 	v.data = data

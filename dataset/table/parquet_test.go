@@ -3,8 +3,14 @@ package table
 import (
 	"bytes"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"github.com/apache/arrow-go/v18/arrow/memory"
 	"github.com/parquet-go/parquet-go"
 	"github.com/stretchr/testify/require"
 
@@ -59,5 +65,39 @@ func TestParquetMemoryOfColumns(t *testing.T) {
 		require.Equal(t, errs.Usage, errs.ClassOf(err))
 		_, err = read(t, Options{Memory: 128 << 20}, wideParquet(t, 2*columns, size, dict))
 		require.NoError(t, err)
+	}
+}
+
+// A page or a batch that the budget has no room for is refused as such, not as damage.
+func TestPartsBeyondMemory(t *testing.T) {
+	b := array.NewRecordBuilder(memory.DefaultAllocator,
+		arrow.NewSchema([]arrow.Field{{Name: "text", Type: arrow.BinaryTypes.String}}, nil))
+	defer b.Release()
+	for range 72 {
+		b.Field(0).(*array.StringBuilder).Append(strings.Repeat("x", 1<<20))
+	}
+	batch := b.NewRecordBatch()
+	defer batch.Release()
+	var stream bytes.Buffer
+	w := ipc.NewWriter(&stream, ipc.WithSchema(batch.Schema()))
+	require.NoError(t, w.Write(batch))
+	require.NoError(t, w.Close())
+	var file bytes.Buffer // of a dictionary of one text
+	p := parquet.NewWriter(&file, parquet.NewSchema("same", parquet.Group{
+		"text": parquet.Encoded(parquet.String(), &parquet.RLEDictionary)}))
+	row := parquet.Row{parquet.ByteArrayValue(make([]byte, 1<<20)).Level(0, 0, 0)}
+	_, err := p.WriteRows(slices.Repeat([]parquet.Row{row}, 72))
+	require.NoError(t, err)
+	require.NoError(t, p.Close())
+	for path, say := range map[string]string{
+		wideParquet(t, 1, 72<<20, false):         "column c000, rows 1 to 1024: a page of ",
+		write(t, "same.parquet", file.String()):  "column text, rows 1 to 72: texts of more than",
+		write(t, "wide.arrows", stream.String()): "a batch of more than 67108864 bytes",
+	} {
+		_, err := read(t, Options{Memory: leastMemory}, path)
+		require.ErrorContains(t, err, say)
+		require.ErrorContains(t, err, "option memory gives too little for it; give more")
+		require.NotContains(t, err.Error(), "damaged")
+		require.Equal(t, errs.Usage, errs.ClassOf(err))
 	}
 }

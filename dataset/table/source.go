@@ -200,9 +200,17 @@ func safely(path string, fn func() error) (err error) {
 	return fn()
 }
 
-// damaged says that a file cannot be what it says it is. A library that meets what it did not
-// expect panics, and may recover itself.
+// tooLarge is the error of a part of a file that the budget has no room for.
+func tooLarge(format string, args ...any) error {
+	return errs.New(errs.Usage, format+": {memory} gives too little for it; give more", args...)
+}
+
+// damaged says that a file cannot be what it says it is, or is tooLarge. A library that meets what
+// it did not expect panics, and may recover itself.
 func damaged(path string, err error) error {
+	if errs.ClassOf(err) == errs.Usage {
+		return errs.New(errs.Usage, "%s: %w", path, err)
+	}
 	if strings.Contains(err.Error(), "runtime error") {
 		err = errors.New("its parts contradict each other")
 	}
