@@ -60,9 +60,22 @@ func (p *Planner) Shares(rows int64) bool {
 // lookup of the last.
 const mergeSaves = 0.1
 
-// Merges reports whether n sets of so many rows, spread evenly over the SSDs, are better one set.
-func (p *Planner) Merges(rows int64, n int) bool {
-	if rows == 0 || n < 2 || p.e.window == 0 {
+// Joined returns how many of n mini-batches are to be read as one set where each reads so many
+// rows, spread evenly over the SSDs: 0 where each hop is to be a set of its own.
+func (p *Planner) Joined(rows int64, n int) int {
+	switch {
+	case p.merges(rows, n):
+		return n
+	case p.Shares(rows):
+		return 1
+	}
+	return 0
+}
+
+// merges reports whether n sets of so many rows, spread evenly over the SSDs, are better one set.
+// Only of files a command costs enough for that.
+func (p *Planner) merges(rows int64, n int) bool {
+	if rows == 0 || n < 2 || p.e.window == 0 || !p.e.opt.Speed.OfFiles {
 		return false
 	}
 	commands := func(rows int64) float64 {

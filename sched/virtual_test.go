@@ -43,8 +43,13 @@ import (
 func playVirtual(t testing.TB, cfg plan.Config, d *dataset.Dataset, profile string,
 	ssds int) *report.ModelledResult {
 	t.Helper()
-	hw, err := hardware.Load(profile)
-	require.NoError(t, err)
+	return playOn(t, cfg, d, hardwareOf(t, profile), ssds)
+}
+
+// playOn is playVirtual on a machine of the test's own.
+func playOn(t testing.TB, cfg plan.Config, d *dataset.Dataset, hw *hardware.Profile,
+	ssds int) *report.ModelledResult {
+	t.Helper()
 	dev, err := cuda.NewHost(cuda.HostOptions{SMs: 2})
 	require.NoError(t, err)
 	before := hostmem.Usage()

@@ -45,6 +45,9 @@ type Profile struct {
 	SSDs  SSDs   `yaml:"ssds"`
 }
 
+// OverFiles reports whether files play the SSDs, and the CPU the GPU.
+func (p *Profile) OverFiles() bool { return p.OneMemory() && p.SSDs.Measured != nil }
+
 // OneMemory reports whether the device has no memory of its own, so that both tiers are the CPU's.
 func (p *Profile) OneMemory() bool { return p.PCIe.PeerGBs.Value == 0 }
 

@@ -26,6 +26,8 @@ type Shape struct {
 	Parts  []Part
 	At     int  // batch of the pass
 	Closes bool // it is the last of a group of batches whose reads are merged
+	// Joined is the number of mini-batches that are read as one set; 0: each hop is one.
+	Joined int
 	// Announced: a window buffer has heard of it before it is looked up.
 	Announced bool
 	// Of one that was sampled with its superbatch: the bytes that keep it until it trains, and how
@@ -61,6 +63,7 @@ type Typed struct {
 type Part struct {
 	Count, NGPU, NCPU, NMiss int64
 	Reads                    []gpuio.Planned // by SSD
+	Waits                    []int64         // rows whose reads are planned with those of others
 	// Lines that a dynamic tier takes from what was read, those it lets go for them, and those it
 	// takes not.
 	Fills, Evicted, Bypassed int64
@@ -79,6 +82,14 @@ func ShapeOf(mb *graph.MiniBatch) Shape {
 		s.Blocks = append(s.Blocks, Block{dst: b.NumDst, src: b.NumSrc, edges: b.NumEdges})
 	}
 	return s
+}
+
+// HopEdges returns the edges of each hop.
+func (s *Shape) HopEdges() (edges []int64) {
+	for _, b := range s.Blocks {
+		edges = append(edges, b.edges)
+	}
+	return edges
 }
 
 // MadeUp is the shape of a mini-batch that nobody sampled: the nodes up to each hop, those of the

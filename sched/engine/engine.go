@@ -238,7 +238,7 @@ func (e *Engine) newSlots() error {
 		rows = min(rows, max(avail/2/perRow, 1))
 	}
 	bytes := rows * e.RowBytes
-	if e.merges() {
+	if e.Plan.Merges > 1 {
 		page := e.RowBytes * hostmem.PageBytes // tensors begin on pages and at whole rows
 		bytes = (bytes + page - 1) / page * page
 	}
@@ -247,7 +247,7 @@ func (e *Engine) newSlots() error {
 		return err
 	}
 	tensors := 1 // of a reservation
-	if e.merges() {
+	if e.Plan.Merges > 1 {
 		tensors = e.Plan.Credits
 	}
 	var all cuda.Growable

@@ -35,31 +35,18 @@ func deviceSlack(total int64) int64 { return min(max(total/32, leastSlack), 1<<3
 // leastSlack is the memory kept free on small devices. Tests lower it.
 var leastSlack int64 = 8 << 20
 
-// Bytes of device memory behind a looked-up position (cache.Buckets), beside the lookup's own
-// rounding.
-const BucketBytes = 36
-
 // workingSet returns what a run will still take of the device's memory when it is measured with one
 // mini-batch sampled and no slot in use: the slots by the sizes in f, the lookups, and the
 // activations.
 func (e *Engine) workingSet(f *prepare.Frontier) int64 {
-	credits := int64(e.Plan.Credits)
 	rows := f.HopEnd[len(f.HopEnd)-1]
-	n := credits * rows * e.RowBytes
-	if e.RowType != rowtype.Float32 {
-		n += rows * int64(e.Dim) * 4
-	}
-	n += credits * rows * BucketBytes * 9 / 8
 	beside, samples := e.Tiers.BatchBytes(rows)
-	n += beside
-	mb := rows * 8
-	if e.Config.Arch().Degrees() {
-		mb += rows * 4
+	wide := int64(0)
+	if e.RowType != rowtype.Float32 {
+		wide = int64(e.Dim) * 4
 	}
-	for h, edges := range f.Edges {
-		mb += (f.HopEnd[h]+1)*8 + edges*4
-	}
-	n += samples * mb * 5 / 4 // one is there; when it grows it is there twice for a while
+	n := beside + f.BatchBytes(int64(e.Plan.Credits), samples, rows, e.RowBytes, wide,
+		e.Config.Arch().Degrees())
 	n += e.consumer.WorkspaceBytes(f.HopEnd, f.Edges)
 	n += cache.IndexBytes(e.Rows)
 	// Batches differ a little, and buffers that grow take a quarter more than they need.

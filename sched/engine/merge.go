@@ -14,22 +14,19 @@ import (
 // about as much as 28 KiB. There the tensors of mini-batches are parts of one reservation, so one
 // set of reads reaches them all.
 
-// merges reports whether the reads of several mini-batches may be one set.
-func (e *Engine) merges() bool {
-	return e.Plan.Joins && !e.OnGPU() && gpuio.OverFiles(e.Store.SSDs)
-}
-
-// Merged returns the number of mini-batches whose reads are to be one set, where each reads so many
-// rows: 1 where the consumer places rows in memory of its own, outside the reservation, or where
-// that has more rows than a place, a number of 32 bits, can count.
-func (w *Walk) Merged(rows int64) int {
-	e := w.Engine
-	places := int64(len(e.Slots)) * e.SlotBytes / max(e.RowBytes, 1)
-	if n := e.Plan.Credits / 2; e.merges() && e.Store.speed.OfFiles && w.Pass.Place == nil &&
-		places <= math.MaxUint32 && e.Store.planner != nil && e.Store.planner.Merges(rows, n) {
-		return n
+// Joined returns how many mini-batches are to be read as one set where each reads so many rows, as
+// gpuio.Planner does: 1 at most where the consumer places rows in memory of its own, outside the
+// reservation, or where that has more rows than a place, a number of 32 bits, can count.
+func (w *Walk) Joined(rows int64) int {
+	e, n := w.Engine, 1
+	if e.Store.planner == nil {
+		return 0
 	}
-	return 1
+	places := int64(len(e.Slots)) * e.SlotBytes / max(e.RowBytes, 1)
+	if w.Pass.Place == nil && places <= math.MaxUint32 {
+		n = e.Plan.Merges
+	}
+	return e.Store.planner.Joined(rows, n)
 }
 
 // tensor is the feature tensor of one mini-batch within the reservation of all.
@@ -47,13 +44,11 @@ func (t *tensor) Free() error         { return nil } // the reservation is freed
 func (t *tensor) Backed() int64       { return t.size }
 func (t *tensor) Grow(n int64) error  { return t.all.Grow(t.at + n) }
 
-// Replan makes the plan of the configuration's pipeline. Where reads are merged, one half of the
-// mini-batches trains while the other is read.
+// Replan makes the plan of the configuration's pipeline.
 func (e *Engine) Replan() {
 	e.Plan = e.Config.Schedule()
-	if e.merges() && e.Plan.Credits > 2 {
-		odd := e.Plan.Credits % 2
-		e.Plan.Credits, e.Plan.Samples = e.Plan.Credits+odd, e.Plan.Samples+odd
+	if !e.OnGPU() && gpuio.OverFiles(e.Store.SSDs) {
+		e.Plan = e.Plan.Merging()
 	}
 }
 

@@ -180,7 +180,7 @@ func (e *Engine) Snapshot(p *Pass, base report.Partial) report.Partial {
 	c.mu.Lock()
 	own := report.StageSeconds{Lookup: c.lookup.Seconds(), Submit: c.submit.Seconds(),
 		Complete: c.complete.Seconds()}
-	if e.Plan.Group || e.merges() {
+	if e.Plan.Group || e.Plan.Merges > 1 {
 		s.Groups, s.Grouped = base.Groups+c.groups, base.Grouped+c.grouped
 	}
 	c.mu.Unlock()

@@ -367,9 +367,6 @@ func (s *Store) Open(ctx context.Context, l gpuio.Layout) error {
 	return err
 }
 
-// Shares reports whether rows of a set of so many are expected to share commands.
-func (s *Store) Shares(rows int64) bool { return s.planner != nil && s.planner.Shares(rows) }
-
 // IO returns what the run has read so far.
 func (s *Store) IO() report.IOResult {
 	st := s.before

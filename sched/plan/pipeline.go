@@ -81,6 +81,19 @@ type Schedule struct {
 	// are expected to share commands. More of them do than within a hop, and with mini-batches
 	// prepared ahead no read waits for its hop.
 	Joins bool
+	// Merges is how many mini-batches may be read as one set; 0 and 1: each is read by itself.
+	Merges int
+}
+
+// Merging is the schedule where files play the SSDs and the CPU is the device: one half of the
+// mini-batches trains while the other is read, as one set where that saves commands.
+func (s Schedule) Merging() Schedule {
+	if s.Joins && s.Credits > 2 {
+		odd := s.Credits % 2
+		s.Credits, s.Samples = s.Credits+odd, s.Samples+odd
+		s.Merges = s.Credits / 2
+	}
+	return s
 }
 
 // Schedule returns what the configuration's pipeline means.

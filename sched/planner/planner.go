@@ -320,11 +320,21 @@ func (s *System) refused(c *plan.Config) error {
 // gpuSlack is the part of a GPU's memory that is kept free beside tiers and feature tensors.
 const gpuSlack = 1 << 30
 
-// slots is the memory of the feature tensors of mini-batches under way.
+// schedule is that of the run on the machine.
+func (j *Job) schedule() plan.Schedule {
+	return virtual.ScheduleOn(&j.Config, j.Options.Hardware.Profile)
+}
+
+// slots is the memory of the mini-batches under way.
 func (j *Job) slots() int64 {
-	s := j.Config.Schedule()
-	n := int64(len(j.First.Rows))
-	return int64(s.Credits)*n*j.RowBytes + j.predict.SlotBytes(int64(s.Credits), n)
+	s, n := j.schedule(), int64(len(j.First.Rows))
+	f := prepare.Frontier{HopEnd: j.First.Shape.HopEnd, Edges: j.First.Shape.HopEdges()}
+	wide := int64(0)
+	if j.Options.RowType != rowtype.Float32 {
+		wide = int64(j.Options.Graph.Dim) * 4
+	}
+	return f.BatchBytes(int64(s.Credits), int64(s.Samples), n, j.RowBytes, wide,
+		j.Config.Arch().Degrees()) + j.predict.SlotBytes(int64(s.Credits), n)
 }
 
 // size settles the tiers.

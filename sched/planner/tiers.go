@@ -50,7 +50,8 @@ type Tiers interface {
 	// Play plays it.
 	Play(ctx context.Context) (*virtual.Played, error)
 
-	// SlotBytes is the GPU memory that the lookups of a batch of n rows take, in so many slots.
+	// SlotBytes is the GPU memory that batches of n rows take beside prepare.Frontier.BatchBytes, in
+	// so many slots.
 	SlotBytes(slots, n int64) int64
 	// DirectoryBytes is the GPU memory of the directory of a tier of so many bytes.
 	DirectoryBytes(bytes int64) (int64, error)
@@ -112,7 +113,7 @@ func (b *Base) CheckSizes() error { return nil }
 func (b *Base) Bounds() (least, most, rows int) { return leastBatches, mostBatches, playRows }
 
 // Beyond implements Tiers: the last batches find nothing behind them to wait for.
-func (b *Base) Beyond() int { return b.Job.Config.Schedule().Credits }
+func (b *Base) Beyond() int { return b.Job.schedule().Credits }
 
 // Shorten implements Tiers.
 func (b *Base) Shorten(n int) int { return n }
@@ -120,7 +121,7 @@ func (b *Base) Shorten(n int) int { return n }
 // Pace implements Tiers. Of the last batches, as many as are in flight at once, the rows came while
 // those before trained, and none came beside them.
 func (b *Base) Pace(n int) (from, to int) {
-	if to = n - 1 - b.Job.Config.Schedule().Credits; to < 1 {
+	if to = n - 1 - b.Job.schedule().Credits; to < 1 {
 		return -1, n - 1
 	}
 	return to / 3, to

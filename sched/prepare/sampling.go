@@ -302,6 +302,26 @@ type Frontier struct {
 	HopEnd, Edges []int64
 }
 
+// BucketBytes is the memory behind a looked-up position (cache.Buckets), beside the lookup's own
+// rounding.
+const BucketBytes = 36
+
+// BatchBytes is the device memory of mini-batches under way, each of these sizes, with so many rows
+// of so many bytes: credits have a feature tensor and a lookup, samples a sample. One has rows that
+// are widened to wide bytes, 0: none has.
+func (f *Frontier) BatchBytes(credits, samples, rows, rowBytes, wide int64, degrees bool) int64 {
+	n := credits*rows*rowBytes + rows*wide
+	n += credits * rows * BucketBytes * 9 / 8 // they grow by an eighth more
+	mb := rows * 8
+	if degrees {
+		mb += rows * 4
+	}
+	for h, edges := range f.Edges {
+		mb += (f.HopEnd[h]+1)*8 + edges*4
+	}
+	return n + samples*mb*5/4 // when one grows it is there twice for a while
+}
+
 func (f *Frontier) add(mb *graph.MiniBatch) {
 	if f.HopEnd == nil {
 		f.HopEnd, f.Edges = make([]int64, len(mb.HopEnd)), make([]int64, len(mb.Blocks))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 
+	"helios/gpuio"
 	"helios/gpuio/iosim"
 	"helios/internal/des"
 	"helios/internal/timeline"
@@ -57,15 +58,18 @@ type Pass struct {
 	// whole, part after part.
 	staged bool
 	config *plan.Config
+	plan   *plan.Schedule
+	reads  func(rows []int64) []gpuio.Planned // of a set, by SSD
 	graph  *plan.OpGraph
 	// Shape samples batch i and looks its rows up, for real.
 	Shape func(i int) (*cost.Shape, error)
 	After func(b *Batch)
 	Found func(index int) int64 // when the changes of a batch are; nil: there are none
 
-	run    *walk.Processes
-	walk   walk.Walk[*Batch]
-	groups int // sets that were merged
+	run     *walk.Processes
+	walk    walk.Walk[*Batch]
+	groups  int // sets that were merged
+	grouped int // mini-batches in them
 
 	Began     int64
 	Waited    int64
@@ -103,7 +107,7 @@ func (p *Pass) Walk(ctx context.Context) error {
 	p.graph = c.Operators(true)
 	p.walk = walk.Walk[*Batch]{Executor: p.run, Operators: operators{p, ctx}, Graph: p.graph,
 		From: p.First, To: p.End, First: p.First, End: p.End, Restored: p.Restored,
-		Samples: p.graph.Samples}
+		Samples: p.plan.Samples}
 	if p.graph.Accumulate > 0 { // so that a group can fill
 		p.walk.Samples += plan.MaxGroup
 	}
@@ -207,12 +211,19 @@ func (p operators) Lookup(b *Batch, h int) error {
 
 // Closes implements walk.Operators.
 func (p operators) Closes(s *walk.Set[*Batch]) bool {
-	return p.graph.Accumulate == 0 || s.Newest().Last && s.Newest().Batch.Closes
+	b := s.Newest().Batch
+	if p.graph.Accumulate > 0 {
+		return s.Newest().Last && b.Closes
+	}
+	return s.Whole(b.Joined, b.At+1 >= p.End)
 }
 
 // Submit implements walk.Operators: the misses of parts are read as one set.
 func (p operators) Submit(set *walk.Set[*Batch]) error {
-	p.groups++
+	if p.graph.Accumulate > 0 || set.Batches > 1 {
+		p.groups, p.grouped = p.groups+1, p.grouped+set.Batches
+	}
+	p.planWaiting(set)
 	var per []int64
 	var commands, bytes, rows int64
 	for _, x := range set.Parts {
@@ -248,6 +259,23 @@ func (p operators) Submit(set *walk.Set[*Batch]) error {
 	})
 	p.Gpu.Changed()
 	return nil
+}
+
+// planWaiting plans the reads of parts that are read as one set; the first of them has them.
+func (p operators) planWaiting(set *walk.Set[*Batch]) {
+	var rows []int64
+	var first *cost.Part
+	for _, x := range set.Parts {
+		if part := p.part(x.Batch, x.Hop); len(part.Waits) > 0 {
+			if first == nil {
+				first = part
+			}
+			rows, part.Waits = append(rows, part.Waits...), nil
+		}
+	}
+	if first != nil {
+		first.Reads = p.reads(rows)
+	}
 }
 
 // Complete implements walk.Operators.

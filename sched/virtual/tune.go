@@ -47,7 +47,7 @@ func tune(ctx context.Context, v *Player, p *Pass) (err error) {
 func settings(v *Player) *tuner.Settings {
 	c, m := &v.Config, v.Machine
 	s := &tuner.Settings{Config: c, SMs: v.Hardware.Profile.GPU.SMs.Int(),
-		Depth: func() { v.Plan = c.Schedule() }}
+		Depth: v.Replan}
 	s.Accumulator, _ = v.Tiers.(tuner.Accumulator)
 	s.Budget = func(op string) error {
 		sms := c.Operators(true).Stream(op).SMs

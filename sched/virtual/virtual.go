@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"helios/cache"
 	"helios/cuda"
@@ -17,6 +18,7 @@ import (
 	"helios/graph"
 	"helios/internal/des"
 	"helios/internal/errs"
+	"helios/internal/hardware"
 	"helios/internal/hostmem"
 	"helios/sched/cost"
 	"helios/sched/plan"
@@ -121,9 +123,24 @@ func Open(ctx context.Context, find Find, cfg plan.Config, in prepare.Inputs, hw
 
 // newRun makes a run without a machine.
 func newRun(find Find, s *prepare.Sampling, hw cost.Hardware) *Player {
-	v := &Player{Sampling: s, Plan: s.Config.Schedule(), Hardware: hw}
+	v := &Player{Sampling: s, Hardware: hw}
+	v.Replan()
 	v.Tiers = find(&s.Config).New(v)
 	return v
+}
+
+// Replan makes the plan of the configuration's pipeline.
+func (v *Player) Replan() {
+	v.Plan = ScheduleOn(&v.Config, v.Hardware.Profile)
+}
+
+// ScheduleOn returns a configuration's schedule on a machine.
+func ScheduleOn(c *plan.Config, p *hardware.Profile) plan.Schedule {
+	s := c.Schedule()
+	if p.OverFiles() {
+		s = s.Merging()
+	}
+	return s
 }
 
 // Player is a run of Virtual.
@@ -164,6 +181,7 @@ type Part struct {
 	Key, next, N int
 	End          int // of the part that is played, where it is not all
 	Order        prepare.Order
+	joined       int   // mini-batches that are read with this one, as Shape.Joined
 	missed       int64 // rows of the batch before that were in no tier
 }
 
@@ -451,10 +469,13 @@ func (v *Player) shape(ctx context.Context, i int) (*cost.Shape, error) {
 // Parts gives a shape its parts, of which find looks those up that have rows.
 func (v *Player) Parts(s *cost.Shape, find func(from int64, part *cost.Part) error) error {
 	from, last, missed := int64(0), len(s.HopEnd)-1, int64(0)
-	joined := v.Plan.Joins && v.planner != nil && v.planner.Shares(v.Source.missed)
+	if v.Plan.Joins && v.planner != nil {
+		s.Joined = v.planner.Joined(v.Source.missed, v.Plan.Merges)
+	}
+	v.Source.joined = s.Joined
 	for h, to := range s.HopEnd {
-		if h < last && (joined || !v.Plan.PerHop) {
-			if joined {
+		if h < last && (s.Joined > 0 || !v.Plan.PerHop) {
+			if s.Joined > 0 {
 				s.Parts = append(s.Parts, cost.Part{})
 			}
 			continue
@@ -484,8 +505,18 @@ func (v *Player) ForgetReads() { clear(v.perSSD) }
 // Miss has a part's rows, or lines, that are in no tier read.
 func (v *Player) Miss(rows []int64, part *cost.Part) {
 	if part.NMiss = int64(len(rows)); len(rows) > 0 {
-		part.Reads = v.ReadsOf(rows)
+		v.Read(rows, part)
 	}
+}
+
+// Read plans the reads of a part's rows; where they are to be read as one set with those of other
+// mini-batches, when these are known.
+func (v *Player) Read(rows []int64, part *cost.Part) {
+	if v.Source.joined > 1 {
+		part.Waits = slices.Clone(rows)
+		return
+	}
+	part.Reads = v.ReadsOf(rows)
 }
 
 // StripedReads is ReadsOf with the commands of each SSD, and what one of them moves.
@@ -595,7 +626,8 @@ func (v *Player) pass(ctx context.Context, name string, key, epoch int, order pr
 // NewPass makes a walk over n mini-batches.
 func NewPass(v *Player, name string, n int, train bool) *Pass {
 	p := &Pass{
-		Machine: v.Machine, Name: name, End: n, config: &v.Config, staged: v.Tiers.Staged(),
+		Machine: v.Machine, Name: name, End: n, config: &v.Config, plan: &v.Plan, reads: v.ReadsOf,
+		staged: v.Tiers.Staged(),
 	}
 	if train {
 		p.Steps(v.Config.Shards, n)
@@ -625,8 +657,8 @@ func Count(sum *report.Partial, b *Batch) {
 
 // Result returns the figures of a pass that has ended.
 func (p *Pass) Result(sum report.Partial, epoch int, rowBytes int64) report.EpochResult {
-	if p.config.Accumulate > 0 {
-		sum.Groups, sum.Grouped = p.groups, sum.Batches
+	if p.config.Accumulate > 0 || p.plan.Merges > 1 {
+		sum.Groups, sum.Grouped = p.groups, p.grouped
 	}
 	sum.Seconds, sum.Waited, sum.Stages = float64(p.Ended-p.Began)/1e9, float64(p.Waited)/1e9,
 		p.stages()

@@ -60,6 +60,12 @@ type Operators[B any] interface {
 // Newest returns the part that was added last.
 func (s *Set[B]) Newest() Part[B] { return s.Parts[len(s.Parts)-1] }
 
+// Whole reports whether a set of so many mini-batches that are read as one (0: each hop is one)
+// ends with its last part; end: that is of the walk's last mini-batch.
+func (s *Set[B]) Whole(joined int, end bool) bool {
+	return joined == 0 || s.Newest().Last && (s.Batches >= joined || end)
+}
+
 // Set is the parts of mini-batches whose reads go out together.
 type Set[B any] struct {
 	Parts   []Part[B]

@@ -46,7 +46,8 @@ func (t *prediction) SlotBytes(slots, n int64) int64 {
 	if !t.onGPU() {
 		return 0
 	}
-	return slots*n*cache.GPUTicketBytes + cache.GPUSetsWork(n, t.Job.Config.Window)
+	return slots*n*(cache.GPUTicketBytes-prepare.BucketBytes)*9/8 +
+		cache.GPUSetsWork(n, t.Job.Config.Window)
 }
 
 // GPUShare implements Tiers: both tiers get the same.

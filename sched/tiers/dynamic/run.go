@@ -650,7 +650,7 @@ func (d *Tiers) BatchBytes(rows int64) (bytes, samples int64) {
 	credits := int64(d.Engine.Plan.Credits)
 	bytes = credits * rows * d.lines.LineBytes
 	if d.onGPU() {
-		bytes += credits*rows*(cache.GPUTicketBytes-engine.BucketBytes)*9/8 +
+		bytes += credits*rows*(cache.GPUTicketBytes-prepare.BucketBytes)*9/8 +
 			cache.GPUSetsWork(rows, d.Engine.Config.Window)
 	}
 	return bytes, int64(d.Engine.Plan.Samples)

@@ -109,8 +109,7 @@ func (t *Tiers) Close() error {
 type stages struct {
 	*Tiers
 	engine.SlotStages
-	joined bool // the batch's hops are looked up and read together
-	merged int  // mini-batches whose reads are one set, where they are joined
+	joined int // mini-batches that are read as one set; 0: each hop is one
 }
 
 // Begin implements engine.Tiers.
@@ -129,19 +128,17 @@ func (a *stages) join(w *engine.Work) bool {
 		return true
 	}
 	if w.Hop == 0 {
-		a.merged = a.Walk.Merged(a.missed)
-		a.joined, a.missed = a.merged > 1 || a.Engine.Store.Shares(a.missed), 0
+		a.joined, a.missed = a.Walk.Joined(a.missed), 0
 	}
-	if a.joined && w.Last {
+	if a.joined > 0 && w.Last {
 		w.First, w.Count = 0, w.First+w.Count
 	}
-	return !a.joined || w.Last
+	return a.joined == 0 || w.Last
 }
 
 // Closes implements engine.Stages.
 func (a *stages) Closes(s *engine.Set) bool {
-	return !a.joined || s.Newest().Last &&
-		(s.Batches >= a.merged || s.Newest().Batch.Index+1 >= a.Walk.End)
+	return s.Whole(a.joined, s.Newest().Batch.Index+1 >= a.Walk.End)
 }
 
 // Lookup implements engine.Stages.

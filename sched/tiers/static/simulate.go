@@ -104,8 +104,7 @@ func (t *Simulation) Look(ctx context.Context, mb *graph.MiniBatch, from int64,
 		if v.Machine.Stack == nil {
 			return fmt.Errorf("%d rows are in no tier and no SSD is there", part.NMiss)
 		}
-		part.Reads, _, _ = v.Commands(hostmem.View[int64](b.MissRow.Bytes())[:part.NMiss],
-			b.SSDOffset)
+		v.Read(hostmem.View[int64](b.MissRow.Bytes())[:part.NMiss], part)
 	}
 	return nil
 }
