@@ -87,12 +87,12 @@ func TestModelledMergedReads(t *testing.T) {
 	require.NoError(t, err)
 	const row = 1024
 	for _, depth := range []int{1, 2, 5} {
-		most := int64(0) // rows of a mini-batch
+		largest := int64(0) // mini-batch, in rows
 		cfg := small()
 		cfg.Batch, cfg.NoEval, cfg.GPUCache, cfg.CPUCache = 220, true, percent(5), percent(5)
 		cfg.CoalesceBytes, cfg.Depth = 4<<10, depth // as near as rows are at any measured speed
 		cfg.OnBatch = func(_, _ int, mb *graph.MiniBatch) {
-			most = max(most, mb.HopEnd[len(mb.HopEnd)-1])
+			largest = max(largest, mb.HopEnd[len(mb.HopEnd)-1])
 		}
 		r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
 		require.NoError(t, r.err)
@@ -116,7 +116,7 @@ func TestModelledMergedReads(t *testing.T) {
 					slot = 8 << 20
 				}
 				tensors = u.Bytes / slot
-				held += tensors * most * row
+				held += tensors * largest * row
 			case "cache lookup", "frontier", "block offsets", "block sources", "merged reads":
 				held += u.Resident
 			}

@@ -81,7 +81,7 @@ type Schedule struct {
 	// are expected to share commands. More of them do than within a hop, and with mini-batches
 	// prepared ahead no read waits for its hop.
 	Joins bool
-	// Merges is how many mini-batches may be read as one set; 0 and 1: each is read by itself.
+	// Merges counts the mini-batches that may be read as one set; 0 and 1: each is read by itself.
 	Merges int
 }
 
