@@ -137,6 +137,7 @@ type Stream interface {
 	// Busy is the time in which this stream had a kernel running. Waiting for an SM that other
 	// streams hold is not running, where the backend can tell.
 	Busy() time.Duration
+	// Close lets the work so far finish, within a limit of the device. ErrStillRuns: it has not.
 	Close() error
 }
 

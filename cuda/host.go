@@ -22,6 +22,9 @@ import (
 // ErrClosed is the answer of a closed device, stream or event.
 var ErrClosed = errors.New("closed")
 
+// ErrStillRuns is the answer of a stream's Close when its work has not ended in time.
+var ErrStillRuns = errors.New("still runs")
+
 // HostOptions shape a host device.
 type HostOptions struct {
 	SMs          int           // worker slots: blocks that run at one time; 0 = one per CPU

@@ -353,8 +353,8 @@ func (s *hostStream) Close() error {
 	}
 	if !s.shutdown(s.h.opt.CloseTimeout) {
 		// It stays with the device, whose Close must know that a kernel still uses memory.
-		return fmt.Errorf("stream %q: close: still runs %s after %v", s.opt.Name, s.running(),
-			s.h.opt.CloseTimeout)
+		return fmt.Errorf("stream %q: close: %w %s after %v", s.opt.Name, ErrStillRuns,
+			s.running(), s.h.opt.CloseTimeout)
 	}
 	s.h.streamMu.Lock()
 	delete(s.h.streams, s)

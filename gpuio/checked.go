@@ -141,6 +141,7 @@ type checked struct {
 	busy   map[cuda.Buffer]int          // sets being checked or read again, by destination
 	closed bool
 	freed  bool // the joint checks that nobody used are
+	stuck  bool // check_rows did not end: its memory and all destinations are kept
 
 	mismatch, again, againSets, againCommands, wrong, checkNS atomic.Int64
 }
@@ -169,6 +170,23 @@ func (c *checked) openStream() (err error) {
 	c.stream, err = c.dev.NewStream(cuda.StreamOptions{Name: c.inner.Name() + " check",
 		Untimed: true})
 	return err
+}
+
+// renew opens another stream in place of one that has failed, or on which nobody can tell when its
+// work ends, once that is over. Needs c.turn.
+func (c *checked) renew() {
+	if c.broken != nil {
+		return
+	}
+	err := c.stream.Close()
+	if !errors.Is(err, cuda.ErrStillRuns) {
+		c.broken = c.openStream()
+		return
+	}
+	c.broken = errs.With(errs.Device, fmt.Errorf("gpuio %s: %w", c.Name(), err))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stuck = true
 }
 
 // words are a buffer's 4-byte words; device memory is aligned.
@@ -209,9 +227,14 @@ func (c *checked) Forget(b cuda.Buffer) error {
 	return Forget(c.inner, b)
 }
 
+// hold counts the checks of a destination. Once a check is stuck, nobody can tell that others are
+// over.
 func (c *checked) hold(b cuda.Buffer, n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.stuck && n < 0 {
+		return
+	}
 	if c.busy[b] += n; c.busy[b] == 0 {
 		delete(c.busy, b)
 	}
@@ -367,7 +390,7 @@ func (p *checkedPending) secondLook(ctx context.Context) error {
 	p.stats.Submit += st.Submit
 	p.stats.Complete += st.Complete
 	p.again = nil
-	if err := a.mem.Free(); err != nil && rerr == nil {
+	if err := c.giveBack(a.mem); err != nil && rerr == nil {
 		rerr = err
 	}
 	switch {
@@ -466,10 +489,7 @@ func (c *checked) run(rs *ReadSet, n int64) (rows []wrongRow, count int64, err e
 	}
 	// The kernel adds to the CPU's memory where a row is wrong: that takes no fill and no copy.
 	words(c.result.Bytes())[0] = 0
-	if err := c.launch(rs, n, c.got.Ptr(), c.result.Ptr()); err != nil {
-		return nil, 0, err
-	}
-	if err := c.settle(); err != nil {
+	if err := c.settle(c.launch(rs, n, c.got.Ptr(), c.result.Ptr())); err != nil {
 		return nil, 0, err
 	}
 	if count = int64(words(c.result.Bytes())[0]); count == 0 {
@@ -511,17 +531,34 @@ func (c *checked) launch(rs *ReadSet, n int64, got, bad cuda.DevicePtr) error {
 	})
 }
 
-// settle waits for the stream. A kernel that does not end keeps its memory.
-func (c *checked) settle() error {
+// settle waits for the stream, where err does not say that the work could not be enqueued. After
+// an error, too, nothing runs there any more, or the memory is kept.
+func (c *checked) settle(err error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), checkLimit)
 	defer cancel()
-	err := c.stream.Synchronize(ctx)
-	if err != nil && ctx.Err() != nil {
-		c.broken = errs.New(errs.Device, "gpuio %s: kernel check_rows did not end within %v",
-			c.Name(), checkLimit)
+	if err == nil {
+		if err = c.stream.Synchronize(ctx); err == nil {
+			return nil
+		}
+	}
+	if c.renew(); c.isStuck() {
 		return c.broken
 	}
 	return err
+}
+
+func (c *checked) isStuck() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stuck
+}
+
+// giveBack frees memory that a check was given, unless that is stuck.
+func (c *checked) giveBack(b cuda.Buffer) error {
+	if c.isStuck() {
+		return nil
+	}
+	return b.Free()
 }
 
 // which looks for the wrong rows where check_rows has counted some: up to checkAgain, in order of
@@ -532,21 +569,17 @@ func (c *checked) which(rowPtr, posPtr cuda.DevicePtr, n, count int64) (wrong []
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if c.broken == nil {
-			err = errors.Join(err, b.Free())
-		}
-	}()
+	defer func() { err = errors.Join(err, c.giveBack(b)) }()
 	for _, m := range []struct {
 		at   int64
 		src  cuda.DevicePtr
 		size int64
 	}{{0, rowPtr, n * 8}, {n * 8, posPtr, n * 4}, {n * 12, c.got.Ptr(), n * 4}} {
-		if err := c.stream.Copy(b.Ptr()+cuda.DevicePtr(m.at), m.src, m.size); err != nil {
-			return nil, err
+		if err == nil {
+			err = c.stream.Copy(b.Ptr()+cuda.DevicePtr(m.at), m.src, m.size)
 		}
 	}
-	if err := c.settle(); err != nil {
+	if err = c.settle(err); err != nil {
 		return nil, err
 	}
 	w := words(b.Bytes())
@@ -635,11 +668,11 @@ func (c *checked) Close(ctx context.Context) error {
 				"gpuio %s: a check did not end within %v; its memory is not freed", c.Name(),
 				closeTimeout))
 	}
-	if c.broken == nil {
+	if !c.isStuck() {
 		err = errors.Join(err, c.free())
 		c.broken = errs.New(errs.Failed,
 			"gpuio %s: the reader was closed before the set was checked", c.Name())
-	} else { // check_rows still runs: its memory stays
+	} else {
 		err = errors.Join(err, c.broken)
 	}
 	<-c.turn

@@ -109,8 +109,8 @@ func (c *checked) enqueue(ctx context.Context, after cuda.Event,
 	if err == nil {
 		err = l.on.Record(l.done)
 	}
-	if err != nil { // nobody can tell when it ends
-		c.broken = err
+	if err != nil { // l.done says nothing of what is enqueued
+		c.renew()
 		return nil, err
 	}
 	c.use(l)
@@ -199,15 +199,14 @@ func (c *checked) leave(ctx context.Context, p *checkedPending, over bool) (err 
 		return p.interrupted(ctx)
 	}
 	defer func() { <-c.turn }()
+	if err != nil && l.on == c.stream {
+		// A set that has failed may name rows that there are not: the kernel fails, and the stream
+		// with it. The sets behind it have another.
+		c.renew()
+	}
 	p.joint = nil
 	c.drop(l)
 	c.hold(p.rs.Dst, -1)
-	if err != nil && l.on == c.stream && c.broken == nil {
-		// A set that has failed may name rows that there are not: the kernel fails, and the stream
-		// with it. The sets behind it have another.
-		_ = c.stream.Close()
-		c.broken = c.openStream()
-	}
 	return nil
 }
 

@@ -861,8 +861,8 @@ func (s *gpuStream) Close() error {
 	}
 	if !s.shutdown(s.d.opt.CloseTimeout) {
 		// It stays with the device, whose Close must know that a kernel still uses memory.
-		return fmt.Errorf("stream %q: close: still runs %s after %v", s.opt.Name, s.runningText(),
-			s.d.opt.CloseTimeout)
+		return fmt.Errorf("stream %q: close: %w %s after %v", s.opt.Name, cuda.ErrStillRuns,
+			s.runningText(), s.d.opt.CloseTimeout)
 	}
 	if !s.reported.Load() {
 		if p := s.err.Load(); p != nil {
