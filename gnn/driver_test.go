@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"runtime"
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -459,6 +460,48 @@ func TestDriverOutOfMemory(t *testing.T) {
 	sum, loss := run(true)
 	require.Equal(t, wantSum, sum)
 	require.Equal(t, wantLoss, loss)
+}
+
+// A step's results are the same when the step behind it is enqueued before they are read.
+func TestDriverMarks(t *testing.T) {
+	gpu, _ := fakeGPU(t)
+	g := newRig(t, rigConfig{nodes: 90, edges: 700, dim: 10, classes: 5, seeds: 21,
+		fanouts: []int{3, 3}, sms: 2})
+	d := g.onGPU(t, gpu)
+	cfg := ModelConfig{ModelSettings: ModelSettings{Model: "sage", Hidden: 12, Dropout: 0.4},
+		InDim: 10, Classes: 5, Layers: 2, Seed: 7}
+	run := func(behind int) (losses, norms []float64) {
+		m, err := NewModel(gpu, cfg)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, m.Close()) }()
+		var marks []Mark
+		read := func() {
+			loss, _, counted, err := marks[0].Outcome(d.ctx)
+			require.NoError(t, err)
+			require.Positive(t, counted)
+			losses, norms = append(losses, loss), append(norms, marks[0].GradientNorm())
+			marks = marks[1:]
+		}
+		for step := range 5 {
+			require.NoError(t, m.Train(d.stream, d.mb, d.x.Ptr(), d.labels.Ptr(),
+				Step{Seed: 3, Batch: step, LR: 0.1}))
+			k, err := m.Mark(d.stream)
+			require.NoError(t, err)
+			if marks = append(marks, k); len(marks) > behind {
+				read()
+			}
+		}
+		for len(marks) > 0 {
+			read()
+		}
+		require.NoError(t, d.stream.Synchronize(d.ctx))
+		return losses, norms
+	}
+	losses, norms := run(0)
+	require.Len(t, slices.Compact(slices.Clone(losses)), 5)
+	l, n := run(1)
+	require.Equal(t, losses, l)
+	require.Equal(t, norms, n)
 }
 
 // Memory that a BLAS finds missing in the middle of a step: the step can be done again, with its

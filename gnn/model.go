@@ -9,8 +9,8 @@ package gnn
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"math"
 	"strings"
 	"unsafe"
 
@@ -46,6 +46,8 @@ type Model struct {
 	on     *launcher
 	mem    workspace
 	sums   shardSums
+	turn   int               // of the last step's results
+	ends   [marks]cuda.Event // of the steps that were marked; nil: none was
 }
 
 // NewModel makes a model with weights from the uniform distribution of Glorot and Bengio
@@ -108,6 +110,11 @@ func (m *Model) Close() error {
 			err = e
 		}
 	}
+	for _, end := range m.ends {
+		if end != nil {
+			err = errors.Join(err, end.Close())
+		}
+	}
 	return err
 }
 
@@ -147,6 +154,8 @@ func (m *Model) begin(stream cuda.Stream, mb *graph.MiniBatch, set *Step) (s *st
 	}
 	s = m.newStep(mb, set)
 	s.weights = m.mem.weightsAt()
+	m.turn = (m.turn + 1) % marks
+	s.turn = m.turn
 	if s.plan.base, err = m.mem.reserve(s.plan.size * 4); err != nil {
 		return nil, err
 	}
@@ -172,7 +181,7 @@ func (m *Model) Train(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.De
 	s, err := m.begin(stream, mb, &st)
 	if err == nil {
 		var last lastRun
-		if last, err = s.forward(x, labels, m.mem.result.Ptr()); err == nil {
+		if last, err = s.forward(x, labels, m.outcomeAt()); err == nil {
 			err = s.backward(x)
 		}
 		if err == nil {
@@ -197,7 +206,7 @@ func (m *Model) Infer(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.De
 	s, err := m.begin(stream, mb, nil)
 	if err == nil {
 		var last lastRun
-		last, err = s.forward(x, labels, m.mem.result.Ptr())
+		last, err = s.forward(x, labels, m.outcomeAt())
 		if err = s.end(err); err == nil {
 			m.mem.last = last
 		}
@@ -206,26 +215,6 @@ func (m *Model) Infer(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.De
 		return fmt.Errorf("infer batch %d of epoch %d: %w", mb.Index, mb.Epoch, err)
 	}
 	return nil
-}
-
-// Outcome waits for the last Train or Infer and returns its mean loss over the labelled seeds, how
-// many of them were predicted correctly, and their number. Without labelled seeds the loss is 0.
-func (m *Model) Outcome(ctx context.Context, stream cuda.Stream) (loss float64, correct,
-	counted int64, err error) {
-	if err := stream.Synchronize(ctx); err != nil {
-		return 0, 0, 0, err
-	}
-	if err := m.mem.freeOld(); err != nil {
-		return 0, 0, 0, err
-	}
-	o := *(*outcome)(unsafe.Pointer(&m.mem.result.Bytes()[0]))
-	return o.Loss, o.Correct, o.Counted, nil
-}
-
-// GradientNorm is the norm of the gradient of the last Train or Apply, before ClipNorm, once the
-// stream has come to its end.
-func (m *Model) GradientNorm() float64 {
-	return math.Sqrt(*(*float64)(unsafe.Pointer(&m.params.squares.Bytes()[0])))
 }
 
 // Predictions waits for the last Train or Infer and copies the class of each seed to dst, which

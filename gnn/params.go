@@ -31,7 +31,7 @@ type parameters struct {
 	n        int64       // floats of all parameters with padding
 	learns   int64       // of those, from the first on, the ones that Adam changes
 	store    cuda.Buffer // values, gradients, m, v: 4 × n float32; then see clip
-	squares  cuda.Buffer // pinned float64: of the last step's gradient, the sum of its squares
+	squares  cuda.Buffer // pinned float64[marks]: of a step's gradient, the sum of its squares
 	adamStep int64       // steps of the optimiser done
 }
 
@@ -81,7 +81,7 @@ func (p *parameters) allocate(all *tensors, learns int64, seed uint64) error {
 		"model parameters"); err != nil {
 		return err
 	}
-	if p.squares, err = p.dev.Alloc(cuda.MemPinned, 8, "norm of a gradient"); err != nil {
+	if p.squares, err = p.dev.Alloc(cuda.MemPinned, 8*marks, "norm of a gradient"); err != nil {
 		return err
 	}
 	values := make([]float32, p.n)

@@ -199,7 +199,7 @@ func (m *Model) leaf(stream cuda.Stream, mb *graph.MiniBatch, x, labels cuda.Dev
 	if err != nil {
 		return err
 	}
-	last, err := s.forward(x, labels, m.mem.result.Ptr())
+	last, err := s.forward(x, labels, m.outcomeAt())
 	if err == nil {
 		err = s.backward(x)
 	}
@@ -241,7 +241,7 @@ func (m *Model) Apply(stream cuda.Stream, st Step) error {
 			st.Epoch, g.of, g.nodes)
 	}
 	s := &step{network: m.net, parameters: &m.params, grid: m.on.grid, on: m.on, set: &st,
-		stepSink: m.on.sink(stream), sum: m.root(0)}
+		stepSink: m.on.sink(stream), sum: m.root(0), turn: m.turn}
 	err := s.finishNorms(Norm.take)
 	if err == nil {
 		err = s.adam(s.sum)

@@ -34,6 +34,7 @@ type step struct {
 	mb   *graph.MiniBatch
 	set  *Step // nil outside training
 	plan plan
+	turn int // of the results, see Mark
 	// sum is the gradient that a step of several shards applies; see Model.Apply.
 	sum     cuda.DevicePtr
 	weights cuda.DevicePtr // of the loss, or 0
@@ -182,8 +183,8 @@ func (s *step) backward(x cuda.DevicePtr) error {
 // adam enqueues the optimiser's step number adamStep+1 with a gradient, whose norm it measures.
 func (s *step) adam(gradient cuda.DevicePtr) error {
 	units := squareUnits(s.learns)
-	c := clipParams{G: gradient, Parts: s.clip(0), Factor: s.clip(units), Sum: s.squares.Ptr(),
-		N: s.learns, Limit: s.set.ClipNorm}
+	c := clipParams{G: gradient, Parts: s.clip(0), Factor: s.clip(units),
+		Sum: s.squares.Ptr() + cuda.DevicePtr(8*s.turn), N: s.learns, Limit: s.set.ClipNorm}
 	if err := launch(s, "square_sum", s.blocks(units, 16, units), c); err != nil {
 		return err
 	}

@@ -66,7 +66,7 @@ type workspace struct {
 	dev    cuda.Device
 	work   cuda.Buffer
 	old    []cuda.Buffer // that launched steps may still use
-	result cuda.Buffer   // pinned outcome
+	result cuda.Buffer   // pinned outcome[marks]
 	weigh  cuda.Buffer   // pinned float32[Classes], of the loss; nil: none
 	stage  cuda.Buffer   // pinned, of downloads
 	last   lastRun
@@ -85,7 +85,8 @@ func workBytes(n int64) int64 { return (n + 4095) &^ 4095 }
 
 // allocate makes the memory of outcomes, and of a loss's weights where there are some.
 func (w *workspace) allocate(weights []float32) (err error) {
-	w.result, err = w.dev.Alloc(cuda.MemPinned, int64(unsafe.Sizeof(outcome{})), "training outcome")
+	w.result, err = w.dev.Alloc(cuda.MemPinned, marks*int64(unsafe.Sizeof(outcome{})),
+		"training outcome")
 	if err != nil || weights == nil {
 		return err
 	}

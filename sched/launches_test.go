@@ -160,8 +160,10 @@ func TestLaunchesOfABatch(t *testing.T) {
 			if again == 0 { // reads, their checks, and gathers
 				require.Equal(t, n, after["async check: wait"])
 			}
-			// The parameters of the best epoch take a copy and a wait each.
+			// The parameters of the best epoch take a copy and a wait each. Those of steps are for
+			// marks, behind which the next step may be.
 			require.Equal(t, n+drained, after["train: wait"]-after["train: copy"])
+			require.Equal(t, n, after["train: record"])
 			sum := func(what string) (total int) {
 				for k, v := range after {
 					if strings.Contains(k, what) {

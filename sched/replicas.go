@@ -192,7 +192,11 @@ func (f *flight) gradient(ctx context.Context, e *runner) (err error) {
 	if err != nil {
 		return err
 	}
-	if f.out, err = outcomeOf(op, r.model, st, e.Targets, s.Seeds); err != nil {
+	mark, err := r.model.Mark(st)
+	if err == nil {
+		f.out, err = outcomeOf(op, mark, e.Targets, s.Seeds)
+	}
+	if err != nil {
 		return engine.Applied(err)
 	}
 	if e.collective != nil {
@@ -338,7 +342,7 @@ func (s *steps) apply(op context.Context, first, n int, set gnn.Step) error {
 			return engine.Applied(err)
 		}
 	}
-	return s.note(set)
+	return s.note(set, e.model.GradientNorm())
 }
 
 // collect has the library add what the replicas have of a step of n shards. One that has none adds

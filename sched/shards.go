@@ -54,9 +54,8 @@ func (e *runner) newSteps(order prepare.Order, set func(batch int) gnn.Step,
 		summed: -1}
 }
 
-// note counts a step that parameters have taken.
-func (s *steps) note(set gnn.Step) error {
-	norm := s.e.model.GradientNorm()
+// note counts a step that parameters have taken, by a gradient of that norm.
+func (s *steps) note(set gnn.Step, norm float64) error {
 	if math.IsNaN(norm) || math.IsInf(norm, 0) {
 		return errs.New(errs.Failed,
 			"batch %d: the norm of the gradient is %v: the parameters are lost; train with a smaller {lr}, or check the features",
@@ -127,7 +126,11 @@ func (s *steps) step(op context.Context, b *engine.Slot) (engine.Outcome, error)
 	if err != nil {
 		return engine.Outcome{}, err
 	}
-	out, err := e.outcome(op, b.Seeds)
+	mark, err := e.model.Mark(e.TrainStream)
+	if err != nil {
+		return engine.Outcome{}, engine.Applied(err)
+	}
+	out, err := outcomeOf(op, mark, e.Targets, b.Seeds)
 	if err != nil {
 		return out, engine.Applied(err)
 	}

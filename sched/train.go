@@ -11,7 +11,6 @@ import (
 	"runtime"
 	"time"
 
-	"helios/cuda"
 	"helios/gnn"
 	"helios/graph"
 	"helios/internal/errs"
@@ -574,9 +573,13 @@ func (t *trainer) newTraining(ctx context.Context, ep int, order prepare.Order) 
 			Decoupled:   decoupled, ClipNorm: float32(t.cfg.ClipNorm),
 		}
 	}, &p.Stats.StepFigures)
-	p.Step = x.step
+	p.Start = x.start
+	p.Step = p.Start.Step
 	if t.cfg.Shards > 1 {
 		p.Step = x.steps.step
+	}
+	if t.cfg.Shards > 1 || t.cfg.CheckpointEvery > 0 { // for which no step may be under way
+		p.Start = nil
 	}
 	if len(e.replicas) > 1 {
 		p.Train = func(ctx context.Context, w *engine.Walk) { e.trainReplicas(ctx, w, x.steps) }
@@ -585,21 +588,28 @@ func (t *trainer) newTraining(ctx context.Context, ep int, order prepare.Order) 
 	return x, nil
 }
 
-// step trains with a mini-batch that is a step by itself.
-func (x *training) step(op context.Context, s *engine.Slot) (engine.Outcome, error) {
-	e := x.t.e
+// start trains with a mini-batch that is a step by itself.
+func (x *training) start(_ context.Context, s *engine.Slot) (func(context.Context) (engine.Outcome,
+	error), error) {
+	e, set := x.t.e, x.steps.set(x.steps.mine.Index(s.Index))
 	if err := e.model.Train(e.TrainStream, s.Batch, e.Wide.Of(s.Features).Ptr(), s.Labels.Ptr(),
-		x.steps.set(x.steps.mine.Index(s.Index))); err != nil {
-		return engine.Outcome{}, err
+		set); err != nil {
+		return nil, err
 	}
-	out, err := e.outcome(op, s.Seeds)
+	mark, err := e.model.Mark(e.TrainStream)
 	if err != nil {
-		return out, engine.Applied(err)
+		return nil, engine.Applied(err)
 	}
-	if !out.Finite() {
-		return out, nil // who counts it says so
-	}
-	return out, x.steps.note(x.steps.set(x.steps.mine.Index(s.Index)))
+	return func(op context.Context) (engine.Outcome, error) {
+		out, err := outcomeOf(op, mark, e.Targets, s.Seeds)
+		if err != nil {
+			return out, engine.Applied(err)
+		}
+		if !out.Finite() {
+			return out, nil // who counts it says so
+		}
+		return out, x.steps.note(set, mark.GradientNorm())
+	}, nil
 }
 
 // rate is the learning rate of the step that a mini-batch is of. Plateaus are those of the epochs
@@ -763,15 +773,10 @@ func (e *runner) tellLive(p *engine.Pass) {
 	})
 }
 
-// outcome waits for the training stream and reads the last step's figures, of these seeds.
-func (e *runner) outcome(op context.Context, seeds []int64) (engine.Outcome, error) {
-	return outcomeOf(op, e.model, e.TrainStream, e.Targets, seeds)
-}
-
-// outcomeOf is outcome of a replica's model.
-func outcomeOf(op context.Context, m *gnn.Model, stream cuda.Stream, t *prepare.Targets,
+// outcomeOf waits for a step and reads its figures, of these seeds.
+func outcomeOf(op context.Context, step gnn.Mark, t *prepare.Targets,
 	seeds []int64) (o engine.Outcome, err error) {
-	o.Loss, o.Correct, o.Counted, err = m.Outcome(op, stream)
+	o.Loss, o.Correct, o.Counted, err = step.Outcome(op)
 	if t.Weighs() {
 		o.Mass = t.Mass(seeds)
 	}
@@ -797,17 +802,25 @@ func (e *runner) infer(ctx context.Context, stage string, key int, nodes []int64
 	e.others.begin()
 	p := &engine.Pass{Name: stage, Epoch: key, Order: order, Sampler: e.Sampler,
 		Together: e.others != nil}
-	p.Step = func(op context.Context, s *engine.Slot) (engine.Outcome, error) {
+	p.Start = func(_ context.Context, s *engine.Slot) (func(context.Context) (engine.Outcome, error),
+		error) {
 		if err := e.model.Infer(e.TrainStream, s.Batch, e.Wide.Of(s.Features).Ptr(),
 			s.Labels.Ptr()); err != nil {
-			return engine.Outcome{}, err
+			return nil, err
 		}
-		out, err := e.outcome(op, s.Seeds)
-		e.others.add(order.Index(s.Index), len(s.Seeds), out)
-		if err == nil && each != nil {
-			err = each(op, s)
-		}
-		return out, err
+		mark, err := e.model.Mark(e.TrainStream)
+		return func(op context.Context) (engine.Outcome, error) {
+			out, err := outcomeOf(op, mark, e.Targets, s.Seeds)
+			e.others.add(order.Index(s.Index), len(s.Seeds), out)
+			if err == nil && each != nil {
+				err = each(op, s)
+			}
+			return out, err
+		}, err
+	}
+	p.Step = p.Start.Step
+	if each != nil { // it looks at what the last step has left
+		p.Start = nil
 	}
 	p.After = func(index int) error {
 		e.Observer.TellStep(stage, index+1, n)

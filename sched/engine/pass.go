@@ -36,6 +36,9 @@ type Pass struct {
 	Place func(i int) cuda.Growable
 	// Step trains or infers with a whole batch. It runs in order, on run's goroutine.
 	Step func(ctx context.Context, s *Slot) (Outcome, error)
+	// Start is Step up to its wait; nil: there is only Step. Where operators overlap, a GPU gets the
+	// next batch before the end of one is waited for.
+	Start Start
 	// Train trains on the batches of a walk with several devices; nil: step does with the engine's
 	// own.
 	Train func(ctx context.Context, w *Walk)
@@ -60,6 +63,19 @@ type Pass struct {
 	Sampled Kept
 	// IDs has the numbers of nodes where the sampler has others than the dataset; nil: it has not.
 	IDs NodeIDs
+}
+
+// Start enqueues the work of a batch, and end waits for it.
+type Start func(ctx context.Context, s *Slot) (end func(ctx context.Context) (Outcome, error),
+	err error)
+
+// Step returns the step that waits at once.
+func (f Start) Step(ctx context.Context, s *Slot) (Outcome, error) {
+	end, err := f(ctx, s)
+	if err != nil {
+		return Outcome{}, err
+	}
+	return end(ctx)
 }
 
 // NodeIDs translate between the dataset's numbers of nodes and the sampler's.

@@ -114,6 +114,8 @@ type Walk struct {
 	free   []*Slot // that no batch has
 	stages Stages
 	ctx    context.Context
+	// trained is when the last mini-batch was; for the timeline.
+	trained time.Time
 }
 
 // Fail ends the walk.
@@ -382,26 +384,44 @@ func (w operators) Place(s *Slot) error {
 }
 
 // Train implements walk.Operators: it runs T, and counts the batch.
-func (w operators) Train(s *Slot) error {
+func (w operators) Train(s *Slot) (end func() error, err error) {
 	e := w.Engine
 	if w.ctx.Err() != nil {
-		return walk.ErrStopped
+		return nil, walk.ErrStopped
 	}
 	if err := w.take(); err != nil {
-		return err
+		return nil, err
 	}
 	defer e.Turn.End()
 	op, cancel := e.OperatorContext(w.ctx)
 	defer cancel()
 	if err := w.Inspect(op, s, true); err != nil {
-		return err
+		return nil, err
 	}
 	begin := e.Trace.Now()
-	out, err := w.step(op, s)
-	if err != nil {
-		return fmt.Errorf("batch %d: %w", s.Index, err)
+	count := func(out Outcome, err error) error {
+		if err != nil {
+			return fmt.Errorf("batch %d: %w", s.Index, err)
+		}
+		if begin.Before(w.trained) {
+			begin = w.trained
+		}
+		err = w.Count(s, out, begin)
+		w.trained = e.Trace.Now()
+		return err
 	}
-	return w.Count(s, out, begin)
+	if w.Pass.Start == nil || !e.OnGPU() || e.Plan.Serial {
+		return nil, count(w.step(op, s))
+	}
+	wait, err := w.Pass.Start(op, s)
+	if err != nil {
+		return nil, count(Outcome{}, err)
+	}
+	return func() error {
+		op, cancel := e.OperatorContext(w.ctx)
+		defer cancel()
+		return count(wait(op))
+	}, nil
 }
 
 // step runs T. On the host device it counts the time in which none of T's kernels had a worker slot

@@ -331,7 +331,7 @@ func (p operators) Place(b *Batch) error {
 func (p operators) Waited(ns int64) { p.Pass.Waited += ns }
 
 // Train implements walk.Operators.
-func (p operators) Train(b *Batch) error {
+func (p operators) Train(b *Batch) (end func() error, err error) {
 	begin := p.Sim.Now()
 	work := p.Work.Model(b.Shape, p.shard != nil)
 	if p.shard != nil {
@@ -339,7 +339,7 @@ func (p operators) Train(b *Batch) error {
 	}
 	p.run.Run(func(done func()) { p.trainS.launch(work, nil, func(int64) { done() }) })
 	p.span(report.TrackTrain, "T", begin, p.Sim.Now(), b, b.HopEnd[len(b.HopEnd)-1])
-	return nil
+	return nil, nil
 }
 
 // Release implements walk.Operators.

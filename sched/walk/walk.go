@@ -50,7 +50,9 @@ type Operators[B any] interface {
 	Gather(b B, hop int) error
 	// Place waits for the gathers of a mini-batch.
 	Place(b B) error
-	Train(b B) error
+	// Train runs T. Where the device is yet to end it, end waits for that, which Walk does before it
+	// trains on the second mini-batch behind it; nil: T has ended.
+	Train(b B) (end func() error, err error)
 	// Release takes back what a mini-batch that has trained held.
 	Release(b B)
 	// Waited counts time in which training had nothing to do.
@@ -449,21 +451,61 @@ func (w *Walk[B]) takeRows(f *flight[B]) bool {
 	return true
 }
 
-// Train trains on the mini-batches.
+// Train trains on the mini-batches. One that is whole is handed to the device before the end of the
+// one before it is waited for, so that the device does not wait for the host in between. One that
+// is not whole may want what the one before it holds.
 func (w *Walk[B]) Train() {
+	var last func() error // ends the mini-batch before; nil: it has ended
+	end := func() bool {
+		if last == nil {
+			return true
+		}
+		err := last()
+		if last = nil; err != nil {
+			w.Fail(err)
+		}
+		return err == nil
+	}
 	for i := w.First; i < w.End; i++ {
+		if last != nil && !w.isWhole(i) && !end() {
+			return
+		}
 		from := w.Executor.Now()
 		b, ok := w.Whole(i)
 		w.Operators.Waited(w.Executor.Now() - from)
 		if !ok {
+			break
+		}
+		wait, err := w.Operators.Train(b)
+		if !end() { // its failure comes first
 			return
 		}
-		if err := w.Operators.Train(b); err != nil {
+		if err != nil {
 			w.Fail(err)
 			return
 		}
-		w.Release(b)
+		if wait == nil {
+			w.Release(b)
+			continue
+		}
+		last = func() error {
+			err := wait()
+			if err == nil {
+				w.Release(b)
+			}
+			return err
+		}
 	}
+	end()
+}
+
+// isWhole reports whether the rows of a mini-batch are in place.
+func (w *Walk[B]) isWhole(index int) (whole bool) {
+	w.Executor.Do(func() {
+		f := w.at(index)
+		whole = f != nil && f.whole
+	})
+	return whole
 }
 
 // Whole waits until the rows of a mini-batch are in place.

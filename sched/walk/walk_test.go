@@ -31,6 +31,9 @@ type fake struct {
 	most   int // mini-batches under way at one time
 	group  int // mini-batches of a set
 	fails  string
+	early  bool // T returns before it has ended
+	begun  int  // mini-batches whose T has
+	behind int  // of those, the ones whose T began before the end of the one before
 }
 
 // note notes an operator, before which those must have ended that the graph names.
@@ -83,8 +86,32 @@ func (f *fake) Closes(s *Set[*batch]) bool {
 
 func (f *fake) Gather(b *batch, h int) error { return f.note(b, "G", h) }
 func (f *fake) Place(*batch) error           { return nil }
-func (f *fake) Train(b *batch) error         { return f.note(b, "T", 0) }
-func (f *fake) Waited(ns int64)              { require.GreaterOrEqual(f.t, ns, int64(0)) }
+func (f *fake) Train(b *batch) (end func() error, err error) {
+	if !f.early {
+		return nil, f.note(b, "T", 0)
+	}
+	if key := fmt.Sprintf("begin of %d", b.index); key == f.fails {
+		return nil, errors.New(key)
+	}
+	f.begun++
+	require.LessOrEqual(f.t, f.begun-f.trained(), 2)
+	f.behind += f.begun - f.trained() - 1
+	return func() error { return f.note(b, "T", 0) }, nil
+}
+
+// trained counts the mini-batches whose T has ended.
+func (f *fake) trained() (n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for key := range f.done {
+		if key[0] == 'T' {
+			n++
+		}
+	}
+	return n
+}
+
+func (f *fake) Waited(ns int64) { require.GreaterOrEqual(f.t, ns, int64(0)) }
 
 func (f *fake) Submit(s *Set[*batch]) error { return f.each(s, "I") }
 
@@ -99,9 +126,10 @@ func (f *fake) each(s *Set[*batch], letter string) error {
 	return nil
 }
 
-func (f *fake) Release(*batch) {
+func (f *fake) Release(b *batch) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	require.True(f.t, f.done[fmt.Sprintf("T of %d", b.index)])
 	f.flying--
 }
 
@@ -204,5 +232,40 @@ func TestWalkFails(t *testing.T) {
 			require.EqualError(t, w.Failure(), fails)
 			require.LessOrEqual(t, w.Passed(), 3)
 		}
+	}
+}
+
+// A GPU gets a mini-batch that is whole before the end of the one before it is waited for, and what
+// it has been given comes to its end whatever fails behind it. One slot is enough.
+func TestTrainsBehind(t *testing.T) {
+	const n = 12
+	for _, v := range []struct {
+		pipeline, fails string
+		passed          int
+	}{
+		{"deep", "", n}, {"intra", "", n}, {"deep", "begin of 5", 5}, {"deep", "T of 5", 5},
+		{"intra", "T of 5", 5},
+	} {
+		c, err := plan.Config{Fanouts: []int{4, 3}, Batch: 8, Pipeline: v.pipeline}.Filled()
+		require.NoError(t, err)
+		f := &fake{t: t, graph: c.Operators(true), done: map[string]bool{}, fails: v.fails, early: true}
+		x := NewGoroutines()
+		w := &Walk[*batch]{Operators: f, Graph: f.graph, To: n, End: n, Samples: f.graph.Samples,
+			Executor: x}
+		w.Start()
+		if f.graph.Credits > 1 { // training is what takes longest
+			w.Whole(f.graph.Credits - 1)
+		}
+		w.Train()
+		x.Stop()
+		x.Wait()
+		if v.fails == "" {
+			require.NoError(t, w.Failure())
+		} else {
+			require.EqualError(t, w.Failure(), v.fails)
+		}
+		require.Equal(t, v.passed, w.Passed(), v)
+		require.Equal(t, v.passed, f.trained(), v)
+		require.Equal(t, f.graph.Credits > 1, f.behind > 0, v)
 	}
 }
