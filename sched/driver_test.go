@@ -363,9 +363,7 @@ func TestOutOfGPUMemory(t *testing.T) {
 			require.Contains(t, notes, "out of device memory")
 		})
 	}
-	t.Run("shards", func(t *testing.T) {
-		cfg := cfg
-		cfg.Shards, cfg.Norm = 3, "batch"
+	launches := func(t *testing.T, cfg plan.Config) {
 		clean, _ := run(t, cfg, "")
 		require.NoError(t, clean.err)
 		armed = "epoch 1"
@@ -391,6 +389,16 @@ func TestOutOfGPUMemory(t *testing.T) {
 			require.Equal(t, clean.res.ParamsSHA256, got.res.ParamsSHA256, call)
 		}
 		require.GreaterOrEqual(t, whole, min(8, len(calls)))
+	}
+	t.Run("shards", func(t *testing.T) {
+		cfg := cfg
+		cfg.Shards, cfg.Norm = 3, "batch"
+		launches(t, cfg)
+	})
+	t.Run("steps behind each other", func(t *testing.T) {
+		cfg := cfg
+		cfg.Batch, cfg.Hidden = 8, 64
+		launches(t, cfg)
 	})
 	t.Run("inmem", func(t *testing.T) {
 		if wide.Lean() {
@@ -458,6 +466,43 @@ func TestResumeOnAnotherDevice(t *testing.T) {
 	require.NoError(t, err)
 	require.InDelta(t, he.Loss, ev.Loss, lossTolerance)
 	require.NoError(t, host.Close())
+}
+
+// TestStopsBehindSteps: a run that is stopped while a step is under way, and another behind it,
+// counts and saves both, and goes on to the same parameters.
+func TestStopsBehindSteps(t *testing.T) {
+	d, _, s := fiberRig(t)
+	cfg := onFibers()
+	cfg.GPUCache, cfg.NoEval, cfg.Batch, cfg.Hidden = percent(10), true, 8, 128
+	run := func(steps int) (*report.Result, error) {
+		dev, _ := gpu(t, "")
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		res, err := Train(ctx, cfg, prepare.Inputs{Dev: dev, Dataset: d, SSDs: s.ssds},
+			report.Observer{Step: func(string, int, int) {
+				if steps--; steps == 0 {
+					cancel()
+				}
+			}})
+		require.NoError(t, dev.Close())
+		return res, err
+	}
+	whole, err := run(0)
+	require.NoError(t, err)
+	cfg.CheckpointDir = filepath.Join(t.TempDir(), "ck")
+	for range 2 {
+		_, err = run(6)
+		require.Equal(t, errs.Interrupted, errs.ClassOf(err), "%v", err)
+		cfg.Resume = true
+	}
+	res, err := run(0)
+	require.NoError(t, err)
+	require.NotEmpty(t, res.ResumedAt)
+	require.Equal(t, whole.ParamsSHA256, res.ParamsSHA256)
+	for i, e := range whole.Epochs {
+		require.Equal(t, e.Batches, res.Epochs[i].Batches)
+		require.Equal(t, e.Loss, res.Epochs[i].Loss)
+	}
 }
 
 // TestLostContext: a GPU that is lost ends the run with class Device, and the last checkpoint

@@ -31,9 +31,10 @@ type fake struct {
 	most   int // mini-batches under way at one time
 	group  int // mini-batches of a set
 	fails  string
-	early  bool // T returns before it has ended
-	begun  int  // mini-batches whose T has
-	behind int  // of those, the ones whose T began before the end of the one before
+	early  bool   // T returns before it has ended
+	stop   func() // called when T of the second mini-batch has begun
+	begun  int    // mini-batches whose T has
+	behind int    // of those, the ones whose T began before the end of the one before
 }
 
 // note notes an operator, before which those must have ended that the graph names.
@@ -96,6 +97,9 @@ func (f *fake) Train(b *batch) (end func() error, err error) {
 	f.begun++
 	require.LessOrEqual(f.t, f.begun-f.trained(), 2)
 	f.behind += f.begun - f.trained() - 1
+	if f.begun == 2 && f.stop != nil {
+		f.stop()
+	}
 	return func() error { return f.note(b, "T", 0) }, nil
 }
 
@@ -244,7 +248,7 @@ func TestTrainsBehind(t *testing.T) {
 		passed          int
 	}{
 		{"deep", "", n}, {"intra", "", n}, {"deep", "begin of 5", 5}, {"deep", "T of 5", 5},
-		{"intra", "T of 5", 5},
+		{"intra", "T of 5", 5}, {"deep", "", 2},
 	} {
 		c, err := plan.Config{Fanouts: []int{4, 3}, Batch: 8, Pipeline: v.pipeline}.Filled()
 		require.NoError(t, err)
@@ -252,6 +256,9 @@ func TestTrainsBehind(t *testing.T) {
 		x := NewGoroutines()
 		w := &Walk[*batch]{Operators: f, Graph: f.graph, To: n, End: n, Samples: f.graph.Samples,
 			Executor: x}
+		if v.passed == 2 {
+			f.stop = x.Stop
+		}
 		w.Start()
 		if f.graph.Credits > 1 { // training is what takes longest
 			w.Whole(f.graph.Credits - 1)
