@@ -165,7 +165,7 @@ func Evaluate(ctx context.Context, cfg plan.Config, in prepare.Inputs, path, spl
 	case "train":
 		key = prepare.PredictEpoch
 	}
-	r, figures, err := e.scored(ctx, split, key, nodes)
+	r, figures, err := e.scored(ctx, e.evaluation(split, key, nodes), nodes)
 	if err != nil {
 		return &report.EvalResult{IO: e.Store.IO()}, err
 	}
@@ -222,7 +222,7 @@ func Predict(ctx context.Context, cfg plan.Config, in prepare.Inputs, path strin
 	if ask.Logits {
 		out = make([]float32, e.Config.Batch*e.model.Classes())
 	}
-	_, err = e.infer(ctx, "predict", prepare.PredictEpoch, nodes,
+	_, err = e.infer(ctx, e.evaluation("predict", prepare.PredictEpoch, nodes),
 		func(op context.Context, s *engine.Slot) error {
 			n := len(s.Seeds)
 			if err := e.model.Predictions(op, e.TrainStream, classes[:n]); err != nil {

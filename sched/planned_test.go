@@ -1,6 +1,7 @@
 package sched
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -159,6 +160,44 @@ func TestPlannedReadsWhatInspectSays(t *testing.T) {
 			}
 		}
 		require.Less(t, seconds, r.res.Epochs[0].RowsSSD*int64(len(r.res.Epochs)-1))
+	}
+}
+
+// The superbatch of the next pass is sampled while one trains, where there is room for both, and
+// else before it trains: neither changes a result.
+func TestNextPassIsSampledBeside(t *testing.T) {
+	d, feat := tiny.open(t)
+	s := bind(t, d, 2, "")
+	sha, size := "", int64(0)
+	for _, x := range []struct {
+		name   string
+		set    func(c *plan.Config)
+		before bool // passes behind the first are sampled before they train
+	}{
+		{"room for two", func(*plan.Config) {}, false},
+		{"of a given length", func(c *plan.Config) { c.Superbatch = 1000 }, false},
+		{"static", func(c *plan.Config) { c.Policy = plan.PolicyStatic }, false},
+		{"room for one", func(c *plan.Config) { c.SuperbatchDisk = size }, true},
+		{"room for half", func(c *plan.Config) { c.SuperbatchDisk = size / 2 }, true},
+		{"lists on storage", func(c *plan.Config) { c.Topology = plan.TopologySSD }, true},
+	} {
+		cfg := small()
+		cfg.Mode, cfg.CPUCache = ginex.ModeGinex, percent(30)
+		x.set(&cfg)
+		passes := 0
+		r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{
+			Step: func(stage string, done, _ int) {
+				if stage == "sample superbatch" && done == 1 {
+					passes++
+				}
+			}})
+		require.NoError(t, r.err, x.name)
+		sha, size = cmp.Or(sha, r.res.ParamsSHA256), max(size, r.res.Superbatch.FileBytes)
+		require.Equal(t, sha, r.res.ParamsSHA256, x.name)
+		require.Equal(t, x.before, passes > 1, "%s: %d", x.name, passes)
+		if !x.before { // with validation and test
+			require.Equal(t, 2*len(r.res.Epochs)+1, r.res.Superbatch.Superbatches, x.name)
+		}
 	}
 }
 

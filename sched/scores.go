@@ -63,26 +63,24 @@ func undefined(m metrics.Metric, dataset string, t *prepare.Targets, nodes []int
 
 // scored is infer, and judges the nodes by the model's outputs for them. The report is nil where no
 // node has a label.
-func (e *runner) scored(ctx context.Context, stage string, key int,
-	nodes []int64) (report.EpochResult, *metrics.Report, error) {
-	whole := prepare.NewOrder(nodes, e.Config.Batch)
-	order := e.others.part(whole)
-	classes := e.model.Classes()
-	size, room := probabilities(len(nodes), classes), e.roomFor(stage, hostmem.AvailableBytes)
+func (e *runner) scored(ctx context.Context, p *engine.Pass, nodes []int64) (report.EpochResult,
+	*metrics.Report, error) {
+	whole, classes := p.Order.Whole(), e.model.Classes()
+	size, room := probabilities(len(nodes), classes), e.roomFor(p.Name, hostmem.AvailableBytes)
 	s := e.Targets.Judge(nodes, size <= room)
 	if size > room && e.Targets.Kind != metrics.Numbers {
 		e.Observer.TellNote(
 			"%s: ROC AUC and average precision need the probabilities of %d nodes for %d classes, %s of memory, and have %s at most: they are left out",
-			stage, len(nodes), classes, units.FormatBytes(size), units.FormatBytes(room))
+			p.Name, len(nodes), classes, units.FormatBytes(size), units.FormatBytes(room))
 	}
 	logits := make([]float32, e.Config.Batch*classes)
-	r, err := e.infer(ctx, stage, key, nodes, func(op context.Context, slot *engine.Slot) error {
+	r, err := e.infer(ctx, p, func(op context.Context, slot *engine.Slot) error {
 		batch := logits[:len(slot.Seeds)*classes]
 		if err := e.model.Logits(op, e.TrainStream, batch); err != nil {
 			return err
 		}
 		e.Targets.InUnit(batch)
-		from, _ := whole.Bounds(order.Index(slot.Index))
+		from, _ := whole.Bounds(p.Order.Index(slot.Index))
 		for i := range slot.Seeds {
 			s.Set(from+i, batch[i*classes:(i+1)*classes])
 		}

@@ -81,7 +81,7 @@ func Train(ctx context.Context, cfg plan.Config, in prepare.Inputs,
 		obs.TellNote("%s keeps every row in memory: {cpu-cache} has no effect", t.cfg.Mode)
 	}
 	obs.TellPlan(e.Operators(e.Store.Reader != nil))
-	err = t.train(ctx, in)
+	err = t.run(ctx, in)
 	if err == nil {
 		err = t.agreeOnEnd(ctx, in)
 	}
@@ -254,6 +254,10 @@ type trainer struct {
 	// run has looked after it.
 	bestSaved int
 
+	// train are the nodes that an epoch trains on, val and test those that are classified behind
+	// one and behind the last one; none: nothing is.
+	train, val, test []int64
+
 	metric      metrics.Metric // that chooses the best epoch
 	testAcc     *float64
 	testMetrics *metrics.Report
@@ -331,10 +335,9 @@ func unsealed(path string, f *checkpoint.File, obs report.Observer) {
 	}
 }
 
-// train goes from the state's position to the end.
-func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
-	train, err := prepare.TrainSplit(in)
-	if err != nil {
+// run goes from the state's position to the end.
+func (t *trainer) run(ctx context.Context, in prepare.Inputs) (err error) {
+	if t.train, err = prepare.TrainSplit(in); err != nil {
 		return err
 	}
 	val, err := in.Dataset.Split("val")
@@ -351,6 +354,12 @@ func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
 			"{lr-schedule} %s looks at validation, and dataset %s has no validation nodes; choose another",
 			t.cfg.LRSchedule, in.Dataset.Meta.Name)
 	}
+	if !t.cfg.NoEval {
+		t.val = val
+		if t.test, err = in.Dataset.Split("test"); err != nil {
+			return err
+		}
+	}
 	if t.metric.Name != t.e.Targets.Kind.Default() {
 		if err := undefined(t.metric, in.Dataset.Meta.Name, t.e.Targets, val); err != nil {
 			return err
@@ -359,8 +368,8 @@ func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
 	// An epoch that was begun comes to its end, also where patience has become less.
 	for t.state.Epoch < t.cfg.Epochs && (t.state.Batch > 0 || !t.impatient()) {
 		ep := t.state.Epoch
-		order := t.e.Tiers.Shuffled(train, t.cfg.SampleEpoch(ep))
-		if err := t.epoch(ctx, ep, order, val); err != nil {
+		order := t.e.Tiers.Shuffled(t.train, t.cfg.SampleEpoch(ep))
+		if err := t.epoch(ctx, ep, order); err != nil {
 			return err
 		}
 	}
@@ -369,17 +378,13 @@ func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
 	if t.sha, err = t.e.model.ParamsSHA256(); err != nil {
 		return err
 	}
-	test, err := in.Dataset.Split("test")
-	if err != nil {
-		return err
-	}
-	if t.cfg.NoEval || len(test) == 0 || t.best == nil {
+	if len(t.test) == 0 || t.best == nil {
 		return nil
 	}
 	if err := t.e.copier.setValues(op, t.e.model, t.best); err != nil {
 		return err
 	}
-	r, figures, err := t.e.scored(ctx, "test", prepare.TestEpoch, test)
+	r, figures, err := t.e.scored(ctx, t.e.evaluation("test", prepare.TestEpoch, t.test), t.test)
 	if errs.ClassOf(err) == errs.Interrupted && t.path != "" {
 		// The last epoch's checkpoint is there, and the model now holds the best epoch's
 		// parameters: saving again would be wrong.
@@ -395,8 +400,7 @@ func (t *trainer) train(ctx context.Context, in prepare.Inputs) error {
 }
 
 // epoch trains what is left of epoch ep, validates and saves.
-func (t *trainer) epoch(ctx context.Context, ep int, order prepare.Order,
-	val []int64) error {
+func (t *trainer) epoch(ctx context.Context, ep int, order prepare.Order) error {
 	e, asked := t.e, ctx
 	if e.others != nil { // a signal ends all ranks behind the same step
 		var release func()
@@ -422,8 +426,8 @@ func (t *trainer) epoch(ctx context.Context, ep int, order prepare.Order,
 	}
 	r := e.result(t.state.Partial, ep)
 	r.CPU = cpu
-	if len(val) > 0 && !t.cfg.NoEval {
-		if err := t.validate(asked, &r, val); err != nil {
+	if len(t.val) > 0 {
+		if err := t.validate(asked, &r); err != nil {
 			return t.stopped(ctx, err)
 		}
 	}
@@ -448,17 +452,18 @@ func (t *trainer) epoch(ctx context.Context, ep int, order prepare.Order,
 }
 
 // validate classifies the validation nodes behind an epoch.
-func (t *trainer) validate(ctx context.Context, r *report.EpochResult, val []int64) error {
-	key := prepare.ValEpoch + r.Epoch - 1
+func (t *trainer) validate(ctx context.Context, r *report.EpochResult) error {
+	p := t.validation(r.Epoch - 1)
+	p.Next = func() *engine.Pass { return t.next(r.Epoch-1, true) }
 	if t.plain() {
-		v, err := t.e.infer(ctx, validateStage, key, val, nil)
+		v, err := t.e.infer(ctx, p, nil)
 		if err != nil {
 			return err
 		}
 		r.ValAcc, r.ValLoss, r.ValSeconds = v.TrainAcc, &v.Loss, v.Seconds
 		return nil
 	}
-	v, figures, err := t.e.scored(ctx, validateStage, key, val)
+	v, figures, err := t.e.scored(ctx, p, t.val)
 	if err != nil {
 		return err
 	}
@@ -467,6 +472,27 @@ func (t *trainer) validate(ctx context.Context, r *report.EpochResult, val []int
 		r.ValMetrics = &figures.Summary
 	}
 	return nil
+}
+
+// next returns the mini-batches of the pass behind an epoch's training, or behind its validation;
+// nil: none follows.
+func (t *trainer) next(epoch int, validated bool) *engine.Pass {
+	e := t.e
+	switch {
+	case !validated && len(t.val) > 0:
+		return t.validation(epoch)
+	case epoch+1 < t.cfg.Epochs:
+		key := t.cfg.SampleEpoch(epoch + 1)
+		return &engine.Pass{Epoch: key, Order: e.Tiers.Shuffled(t.train, key)}
+	case len(t.test) > 0:
+		return e.evaluation("test", prepare.TestEpoch, t.test)
+	}
+	return nil
+}
+
+// validation is the pass over the validation nodes behind an epoch.
+func (t *trainer) validation(epoch int) *engine.Pass {
+	return t.e.evaluation(validateStage, prepare.ValEpoch+epoch, t.val)
 }
 
 // plain reports whether the accuracy of classes chooses the best epoch: a pass counts it, without a
@@ -585,6 +611,7 @@ func (t *trainer) newTraining(ctx context.Context, ep int, order prepare.Order) 
 		p.Train = func(ctx context.Context, w *engine.Walk) { e.trainReplicas(ctx, w, x.steps) }
 	}
 	p.After = func(index int) error { return x.after(ctx, index) }
+	p.Next = func() *engine.Pass { return t.next(ep, false) }
 	return x, nil
 }
 
@@ -792,16 +819,18 @@ func (e *runner) result(p report.Partial, epoch int) report.EpochResult {
 	return r
 }
 
-// infer runs a forward pass over nodes through the pipeline; the result's TrainAcc is their
-// accuracy and Loss their mean loss. each, when given, is called after every batch.
-func (e *runner) infer(ctx context.Context, stage string, key int, nodes []int64,
+// evaluation is a pass over nodes in their order.
+func (e *runner) evaluation(stage string, key int, nodes []int64) *engine.Pass {
+	return &engine.Pass{Name: stage, Epoch: key, Sampler: e.Sampler, Together: e.others != nil,
+		Order: e.others.part(prepare.NewOrder(nodes, e.Config.Batch))}
+}
+
+// infer runs a forward pass through the pipeline; the result's TrainAcc is the nodes' accuracy and
+// Loss their mean loss. each, when given, is called after every batch.
+func (e *runner) infer(ctx context.Context, p *engine.Pass,
 	each func(op context.Context, s *engine.Slot) error) (report.EpochResult, error) {
-	whole := prepare.NewOrder(nodes, e.Config.Batch)
-	order := e.others.part(whole)
-	n := order.Len()
+	n := p.Order.Len()
 	e.others.begin()
-	p := &engine.Pass{Name: stage, Epoch: key, Order: order, Sampler: e.Sampler,
-		Together: e.others != nil}
 	p.Start = func(_ context.Context, s *engine.Slot) (func(context.Context) (engine.Outcome, error),
 		error) {
 		if err := e.model.Infer(e.TrainStream, s.Batch, e.Wide.Of(s.Features).Ptr(),
@@ -811,7 +840,7 @@ func (e *runner) infer(ctx context.Context, stage string, key int, nodes []int64
 		mark, err := e.model.Mark(e.TrainStream)
 		return func(op context.Context) (engine.Outcome, error) {
 			out, err := outcomeOf(op, mark, e.Targets, s.Seeds)
-			e.others.add(order.Index(s.Index), len(s.Seeds), out)
+			e.others.add(p.Order.Index(s.Index), len(s.Seeds), out)
 			if err == nil && each != nil {
 				err = each(op, s)
 			}
@@ -823,7 +852,7 @@ func (e *runner) infer(ctx context.Context, stage string, key int, nodes []int64
 		p.Start = nil
 	}
 	p.After = func(index int) error {
-		e.Observer.TellStep(stage, index+1, n)
+		e.Observer.TellStep(p.Name, index+1, n)
 		e.tellLive(p)
 		return nil
 	}

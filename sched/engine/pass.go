@@ -44,6 +44,9 @@ type Pass struct {
 	Train func(ctx context.Context, w *Walk)
 	// Together: other processes count the batches' figures with this one's.
 	Together bool
+	// Next returns the pass that is likely to come next, of which Epoch and Order are set; nil, and
+	// where it is nil: none is. Its mini-batches may be sampled while this one's train.
+	Next func() *Pass
 	// After is called when step's batch is counted; index is the batch's.
 	After func(index int) error
 
@@ -77,6 +80,9 @@ func (f Start) Step(ctx context.Context, s *Slot) (Outcome, error) {
 	}
 	return end(ctx)
 }
+
+// Draws reports whether a pass has the mini-batches of another.
+func (p *Pass) Draws(q *Pass) bool { return p.Epoch == q.Epoch && p.Order.Equal(q.Order) }
 
 // NodeIDs translate between the dataset's numbers of nodes and the sampler's.
 type NodeIDs interface {

@@ -1,6 +1,7 @@
 package prepare
 
 import (
+	"slices"
 	"sort"
 
 	"helios/graph"
@@ -32,6 +33,13 @@ func (o Order) Share(shards, rank, ranks int) Order {
 		o.shards, o.from, o.count = shards, from, end-from
 	}
 	return o
+}
+
+// Equal reports whether two walkers have the same mini-batches.
+func (o Order) Equal(x Order) bool {
+	return o.batch == x.batch && o.shards == x.shards && o.from == x.from && o.count == x.count &&
+		slices.Equal(o.seeds, x.seeds) && slices.Equal(o.ends, x.ends) &&
+		slices.Equal(o.picked, x.picked)
 }
 
 // Whole returns the order of all ranks.

@@ -100,8 +100,7 @@ type Tiers struct {
 type comingSuperbatch struct {
 	cancel context.CancelFunc
 	done   chan struct{}
-	plan   *superbatchRun // valid once done is closed, as err
-	err    error
+	plan   *superbatchRun // valid once done is closed; nil: it failed
 }
 
 // New makes the tiers of an engine.
@@ -209,8 +208,7 @@ func (t *Tiers) Prepare(ctx context.Context, p *engine.Pass, end int) (int, erro
 		}
 	}
 	p.Sampled = now
-	if t.Engine.Config.SuperbatchOverlap && t.next == nil && now.end < p.Batches &&
-		(p.End == 0 || now.end < p.End) {
+	if t.next == nil {
 		t.ahead(ctx, p, now)
 	}
 	return min(now.end, end), nil
@@ -233,36 +231,63 @@ func (t *Tiers) following(ctx context.Context, p *engine.Pass) (now *superbatchR
 		err = errors.Join(err, was.close())
 	}
 	if coming != nil {
+		release := context.AfterFunc(ctx, coming.cancel)
 		<-coming.done
+		release()
 		coming.cancel()
-		now, err = coming.plan, errors.Join(err, coming.err)
-		if now != nil && (err != nil || now.Pass != p || now.first != p.First) {
-			err = errors.Join(err, now.close())
-			now = nil
-		}
+		now = coming.plan // one that failed beside another is tried again alone
+	}
+	switch {
+	case now == nil:
+	case err != nil || now.first != p.First || !now.Pass.Draws(p):
+		err = errors.Join(err, now.close())
+		now = nil
+	default:
+		now.Pass = p
 	}
 	if now == nil && err == nil {
 		known := func(context.Context) (*superbatch.State, error) { return t.after, nil }
-		now, err = t.make(ctx, p, p.First, known, false)
+		now, err = t.make(ctx, p, p.First, known, nil)
 	}
 	return now, err
 }
 
-// ahead begins to sample the superbatch after now, while now trains.
+// ahead begins to sample the superbatch after now, while now trains: the first one of the pass that
+// comes next, or under plan.Config.SuperbatchOverlap one of the same pass. A pass that the room for
+// one superbatch has cut into several leaves no room for another beside it, and reads of lists from
+// storage belong to the pass that needs them.
 func (t *Tiers) ahead(ctx context.Context, p *engine.Pass, now *superbatchRun) {
-	inner, cancel := context.WithCancel(ctx)
+	first, c := now.end, &t.Engine.Config
+	switch {
+	case p.End != 0 && now.end >= p.End:
+		return
+	case now.end < p.Batches:
+		if !c.SuperbatchOverlap {
+			return
+		}
+	case p.Next == nil || c.Topology == plan.TopologySSD ||
+		now.first > 0 && c.Superbatch == 0 && !c.SuperbatchOverlap:
+		return
+	default:
+		if first, p = 0, p.Next(); p == nil {
+			return
+		}
+	}
+	// The context of a pass may end before the next one begins.
+	inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	n := &comingSuperbatch{cancel: cancel, done: make(chan struct{})}
 	t.next = n
 	go func() {
 		defer close(n.done)
-		n.plan, n.err = t.make(inner, p, now.end, now.after, true)
+		// An error is met again by who needs the superbatch.
+		n.plan, _ = t.make(inner, p, first, now.after, now)
 	}()
 }
 
 // make samples the superbatch that begins with mini-batch first of a pass, and begins to find its
-// changes of tiers that hold before. meanwhile: another one trains.
+// changes of tiers that hold before. beside is the one that trains meanwhile; nil: none does.
 func (t *Tiers) make(ctx context.Context, p *engine.Pass, first int, before func(
-	context.Context) (*superbatch.State, error), meanwhile bool) (*superbatchRun, error) {
+	context.Context) (*superbatch.State, error), beside *superbatchRun) (*superbatchRun, error) {
 	e := t.Engine
 	if err := t.openSampler(); err != nil {
 		return nil, err
@@ -280,7 +305,7 @@ func (t *Tiers) make(ctx context.Context, p *engine.Pass, first int, before func
 		}
 	}
 	dir := folder(&e.Config, e.In.Dataset.Dir())
-	room, err := t.roomIn(dir)
+	room, err := t.roomIn(dir, beside)
 	if err != nil {
 		return nil, err
 	}
@@ -290,9 +315,9 @@ func (t *Tiers) make(ctx context.Context, p *engine.Pass, first int, before func
 	}
 	x := &superbatchRun{KeptPass: engine.KeptPass{Engine: e, Pass: p, From: files, Base: -first,
 		Stage: &t.stage, Took: &t.filed}, files: files, first: first,
-		end: min(first+longest(&e.Config, p.Batches), p.Batches)}
+		end: min(first+longest(&e.Config, p.Order.Len()), p.Order.Len())}
 	begin := time.Now()
-	err = t.sampleAll(ctx, x, room, meanwhile)
+	err = t.sampleAll(ctx, x, room, beside != nil)
 	sampled := time.Now()
 	e.Trace.Beside(report.TrackSuper, "sample superbatch", begin)
 	if err == nil {
@@ -357,10 +382,14 @@ func (t *Tiers) play(ctx context.Context, x *superbatchRun) {
 }
 
 // sampleAll samples a superbatch into its files. One without a given length ends where the room
-// does.
+// does; where alone it would have more of that, it fails.
 func (t *Tiers) sampleAll(ctx context.Context, x *superbatchRun, room superbatchRoom,
 	meanwhile bool) error {
 	given, accesses := t.Engine.Config.Superbatch > 0, int64(0)
+	var full error
+	if meanwhile && !t.Engine.Config.SuperbatchOverlap {
+		full = samples.ErrFull
+	}
 	for i := x.first; i < x.end; i++ {
 		if err := prepare.Interrupted(ctx); err != nil {
 			return err
@@ -379,7 +408,7 @@ func (t *Tiers) sampleAll(ctx context.Context, x *superbatchRun, room superbatch
 			}
 			if !given && i > x.first {
 				x.end = i
-				return nil
+				return full
 			}
 		}
 		took, err := t.sampler.Keep(ctx, x.files)
@@ -387,7 +416,7 @@ func (t *Tiers) sampleAll(ctx context.Context, x *superbatchRun, room superbatch
 		if err != nil {
 			if errors.Is(err, samples.ErrFull) && !given && i > x.first {
 				x.end = i
-				return nil
+				return full
 			}
 			return fmt.Errorf("batch %d: %w", i, err)
 		}
@@ -432,14 +461,17 @@ func inspectBytes(accesses, rows int64) int64 {
 	return accesses*(8+4+8+4) + min(accesses, rows)*24*3
 }
 
-// roomIn returns what a superbatch may take: of the disk the budget, or a quarter of what is free;
-// of the memory an eighth of that.
-func (t *Tiers) roomIn(dir string) (r superbatchRoom, err error) {
+// roomIn returns what a superbatch may take beside another (nil: alone): of the disk the budget, or
+// a quarter of what is free; of the memory an eighth of that.
+func (t *Tiers) roomIn(dir string, beside *superbatchRun) (r superbatchRoom, err error) {
 	copies := int64(1) // superbatches there are at one time
 	if t.Engine.Config.SuperbatchOverlap {
 		copies = 2
 	}
 	if given := t.Engine.Config.SuperbatchDisk; given > 0 {
+		if beside != nil && copies == 1 {
+			given -= beside.files.Bytes()
+		}
 		r.disk = max(given/copies, 1)
 	} else {
 		var s unix.Statfs_t

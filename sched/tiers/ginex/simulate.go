@@ -34,6 +34,9 @@ import (
 //   - Moves are gathers behind those of their mini-batch; what goes to the CPU tier leaves the GPU
 //     over a link of its own, as PCIe has one for each direction, at pcie.uva_gbs.
 //
+// The superbatch of the next pass is not sampled beside this one's training, as in a run: a pass
+// takes longer by that.
+//
 // Under --superbatch-overlap the next superbatch is sampled and inspected while one trains. Its
 // kernels share the GPU with the others; its CPU time takes nothing from other threads.
 //
