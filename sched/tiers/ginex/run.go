@@ -328,7 +328,7 @@ func (t *Tiers) make(ctx context.Context, p *engine.Pass, first int, before func
 	}
 	inspect := time.Now()
 	if err == nil {
-		err = t.inspect(ctx, x, held)
+		err = t.inspect(ctx, x, held, beside != nil)
 	}
 	if err != nil {
 		if stopped := prepare.Interrupted(ctx); stopped != nil {
@@ -427,17 +427,21 @@ func (t *Tiers) sampleAll(ctx context.Context, x *superbatchRun, room superbatch
 	return nil
 }
 
-// inspect finds when the rows of a superbatch are accessed, over tiers that hold before.
-func (t *Tiers) inspect(ctx context.Context, x *superbatchRun,
-	before *superbatch.State) (err error) {
-	c := t.tier.Config()
+// inspect finds when the rows of a superbatch are accessed, over tiers that hold before. Where
+// another one trains meanwhile, half of the cores are left to it.
+func (t *Tiers) inspect(ctx context.Context, x *superbatchRun, before *superbatch.State,
+	meanwhile bool) (err error) {
+	c, workers := t.tier.Config(), hostcpu.Count()
+	if meanwhile {
+		workers = max(workers/2, 1)
+	}
 	if t.static != nil {
-		x.changes, err = t.static.Inspect(ctx, x.files, before, hostcpu.Count())
+		x.changes, err = t.static.Inspect(ctx, x.files, before, workers)
 		return err
 	}
 	x.changes, err = superbatch.Begin(ctx, x.files, superbatch.Config{
 		Slots: c.GPUSlots + c.CPUSlots, GPU: c.GPUSlots, Before: before, Keep: true,
-		Workers: hostcpu.Count(),
+		Workers: workers,
 	})
 	return err
 }
