@@ -8,7 +8,7 @@ import (
 	"helios/cuda"
 )
 
-// marks is of how many steps the host may have to read results: one ends while the next runs.
+// marks bounds the steps whose results the host has yet to read: one ends while the next runs.
 const marks = 2
 
 // Mark is the end of a step. On a GPU who waits for it does not wait for the steps behind it.
@@ -74,7 +74,7 @@ func (m *Model) Outcome(ctx context.Context, stream cuda.Stream) (loss float64, 
 // GradientNorm is that of the last Train or Apply, once the stream has come to its end.
 func (m *Model) GradientNorm() float64 { return Mark{m, nil, m.turn}.GradientNorm() }
 
-// outcomeAt is where the step that is being enqueued leaves its outcome.
+// outcomeAt returns the place for the outcome of the step that is being enqueued.
 func (m *Model) outcomeAt() cuda.DevicePtr {
 	return m.mem.result.Ptr() + cuda.DevicePtr(m.turn)*cuda.DevicePtr(unsafe.Sizeof(outcome{}))
 }

@@ -114,7 +114,7 @@ type Walk struct {
 	free   []*Slot // that no batch has
 	stages Stages
 	ctx    context.Context
-	// trained is when the last mini-batch was; for the timeline.
+	// trained has the end of the last training; for the timeline.
 	trained time.Time
 }
 

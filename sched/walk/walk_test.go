@@ -260,7 +260,7 @@ func TestTrainsBehind(t *testing.T) {
 			f.stop = x.Stop
 		}
 		w.Start()
-		if f.graph.Credits > 1 { // training is what takes longest
+		if f.graph.Credits > 1 { // training takes longest
 			w.Whole(f.graph.Credits - 1)
 		}
 		w.Train()
