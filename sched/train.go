@@ -831,8 +831,8 @@ func (e *runner) infer(ctx context.Context, p *engine.Pass,
 	each func(op context.Context, s *engine.Slot) error) (report.EpochResult, error) {
 	n := p.Order.Len()
 	e.others.begin()
-	p.Start = func(_ context.Context, s *engine.Slot) (func(context.Context) (engine.Outcome, error),
-		error) {
+	p.Start = func(_ context.Context, s *engine.Slot) (func(context.Context) (engine.Outcome,
+		error), error) {
 		if err := e.model.Infer(e.TrainStream, s.Batch, e.Wide.Of(s.Features).Ptr(),
 			s.Labels.Ptr()); err != nil {
 			return nil, err

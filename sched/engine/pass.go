@@ -36,8 +36,8 @@ type Pass struct {
 	Place func(i int) cuda.Growable
 	// Step trains or infers with a whole batch. It runs in order, on run's goroutine.
 	Step func(ctx context.Context, s *Slot) (Outcome, error)
-	// Start is Step up to its wait; nil: there is only Step. Where operators overlap, a GPU gets the
-	// next batch before the end of one is waited for.
+	// Start is Step up to its wait; nil: there is only Step. Where operators overlap, a GPU gets
+	// the next batch before the end of one is waited for.
 	Start Start
 	// Train trains on the batches of a walk with several devices; nil: step does with the engine's
 	// own.

@@ -50,8 +50,8 @@ type Operators[B any] interface {
 	Gather(b B, hop int) error
 	// Place waits for the gathers of a mini-batch.
 	Place(b B) error
-	// Train runs T. Where the device is yet to end it, end waits for that, which Walk does before it
-	// trains on the second mini-batch behind it; nil: T has ended.
+	// Train runs T. Where the device is yet to end it, end waits for that, which Walk does before
+	// it trains on the second mini-batch behind it; nil: T has ended.
 	Train(b B) (end func() error, err error)
 	// Release takes back what a mini-batch that has trained held.
 	Release(b B)

@@ -252,7 +252,8 @@ func TestTrainsBehind(t *testing.T) {
 	} {
 		c, err := plan.Config{Fanouts: []int{4, 3}, Batch: 8, Pipeline: v.pipeline}.Filled()
 		require.NoError(t, err)
-		f := &fake{t: t, graph: c.Operators(true), done: map[string]bool{}, fails: v.fails, early: true}
+		f := &fake{t: t, graph: c.Operators(true), done: map[string]bool{}, fails: v.fails,
+			early: true}
 		x := NewGoroutines()
 		w := &Walk[*batch]{Operators: f, Graph: f.graph, To: n, End: n, Samples: f.graph.Samples,
 			Executor: x}
