@@ -2,8 +2,11 @@ package superbatch
 
 import "math/bits"
 
-// shard is a worker's table of rows: each row's first access among the mini-batches seen so far.
+// shard is a worker's table of rows: each row's first access among the mini-batches seen so far. It
+// has the rows of some hashes, or all from a number on.
 type shard struct {
+	rows    []place // nil: all has the rows
+	from    int64   // of rows
 	all     []entry
 	n       int
 	touched int64 // keeps meet's loads from being optimised away
@@ -17,6 +20,28 @@ type entry struct {
 // newShard makes a worker's table. Of so many accesses a sixteenth of the rows have room in it from
 // the beginning: it is rarely too many, and most growing is spared.
 func newShard(accesses int) *shard { return &shard{all: make([]entry, 1024+accesses/16)} }
+
+// newRange makes the table of the rows from a number to end-1.
+func newRange(from, end int64) *shard {
+	s := &shard{from: from, rows: make([]place, end-from)}
+	for i := range s.rows {
+		s.rows[i].batch = none
+	}
+	return s
+}
+
+// meetRange is meet for a range of rows: nothing is searched.
+func (s *shard) meetRange(rows []int64, batch uint32, next []place) {
+	for i, row := range rows {
+		if k := row - s.from; k >= 0 && k < int64(len(s.rows)) {
+			next[i] = s.rows[k]
+			if next[i].batch == none {
+				s.n++
+			}
+			s.rows[k] = place{batch, uint32(i)}
+		}
+	}
+}
 
 // ahead is the number of rows whose entries are prefetched at once.
 const ahead = 64
@@ -119,4 +144,4 @@ func (s *shard) grow() {
 }
 
 // bytes is the most that the table took: what it has, and where it has grown the half of that.
-func (s *shard) bytes() int64 { return int64(len(s.all)) * 16 * 3 / 2 }
+func (s *shard) bytes() int64 { return int64(len(s.rows))*8 + int64(len(s.all))*16*3/2 }

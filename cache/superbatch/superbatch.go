@@ -68,7 +68,10 @@ type Config struct {
 	// superbatch. Of two tiers it also keeps those that have to leave the GPU tier. Then the tiers
 	// hold what a single one would; without Keep they hold the same of the rows that this
 	// superbatch accesses, and may lose others.
-	Keep    bool
+	Keep bool
+	// Nodes is the number of rows that there are; 0: unknown. With no more of them than accesses
+	// there is a table of all, which is the fastest.
+	Nodes   int64
 	Workers int // goroutines; below 1: one
 }
 
@@ -226,7 +229,7 @@ func Begin(ctx context.Context, a Accesses, c Config) (*Changes, error) {
 		x.starts[b+1] = x.starts[b] + int64(a.Rows(b))
 	}
 	x.Stats.Accesses = x.starts[n]
-	next, shards, err := lookAhead(ctx, a, x.starts, max(c.Workers, 1))
+	next, shards, err := lookAhead(ctx, a, x.starts, c.Nodes, max(c.Workers, 1))
 	if err != nil {
 		return nil, err
 	}
@@ -286,14 +289,21 @@ func (c *Changes) Play(ctx context.Context) error {
 }
 
 // lookAhead gives each access the next one of its row, and for each row its first: from the last
-// mini-batch to the first, the rows divided among the workers by their hash.
-func lookAhead(ctx context.Context, a Accesses, starts []int64, workers int) ([]place, []*shard,
-	error) {
+// mini-batch to the first, the rows divided among the workers: by their number where there is a
+// table of all nodes, else by their hash.
+func lookAhead(ctx context.Context, a Accesses, starts []int64, nodes int64, workers int) ([]place,
+	[]*shard, error) {
 	next := make([]place, starts[len(starts)-1])
 	shards, failed := make([]*shard, workers), make([]error, workers)
+	each, ranged := (nodes+int64(workers)-1)/int64(workers), nodes > 0 && nodes <= int64(len(next))
 	var wg sync.WaitGroup
 	for w := range shards {
-		s := newShard(len(next) / workers)
+		var s *shard
+		if ranged {
+			s = newRange(min(int64(w)*each, nodes), min(int64(w+1)*each, nodes))
+		} else {
+			s = newShard(len(next) / workers)
+		}
 		shards[w] = s
 		wg.Go(func() {
 			var buf []int64
@@ -312,7 +322,11 @@ func lookAhead(ctx context.Context, a Accesses, starts []int64, workers int) ([]
 					return
 				}
 				buf = rows[:0]
-				s.meet(rows, uint32(b), next[starts[b]:starts[b+1]], w, workers)
+				if of := next[starts[b]:starts[b+1]]; ranged {
+					s.meetRange(rows, uint32(b), of)
+				} else {
+					s.meet(rows, uint32(b), of, w, workers)
+				}
 			}
 		})
 	}
@@ -327,6 +341,10 @@ func lookAhead(ctx context.Context, a Accesses, starts []int64, workers int) ([]
 
 // find returns the first access of a row, a batch none where it has none.
 func find(shards []*shard, row int64) place {
+	if all := shards[0].rows; all != nil { // the first is as long as any
+		s := shards[row/int64(len(all))]
+		return s.rows[row-s.from]
+	}
 	h := hash(row)
 	return shards[shardOf(h, len(shards))].get(row, h)
 }

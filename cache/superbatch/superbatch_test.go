@@ -202,21 +202,28 @@ func TestAgainstPlainMIN(t *testing.T) {
 	}
 }
 
+// Any number of workers finds the same, with a table of the rows that are accessed and of all, also
+// over what an earlier superbatch has left.
 func TestWorkersAgree(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 3))
-	m := random(r, 60, 5000, 400)
+	earlier, m := random(r, 20, 5000, 400), random(r, 60, 5000, 400)
 	for i := range 4 {
 		var want *Changes
 		c := Config{Slots: 700, GPU: int64(i>>1) * 300, Keep: i&1 != 0}
+		left, err := Inspect(t.Context(), earlier, c)
+		require.NoError(t, err)
+		c.Before = &left.After
 		for _, workers := range []int{0, 1, 2, 3, 8} {
-			c.Workers = workers
-			x, err := Inspect(t.Context(), m, c)
-			require.NoError(t, err)
-			x.Stats.Bytes, x.more = 0, nil // of the workers' tables
-			if want == nil {
-				want = x
+			for _, c.Nodes = range []int64{0, 5000, 1 << 40} {
+				c.Workers = workers
+				x, err := Inspect(t.Context(), m, c)
+				require.NoError(t, err)
+				x.Stats.Bytes, x.more = 0, nil // of the workers' tables
+				if want == nil {
+					want = x
+				}
+				require.Equal(t, want, x, "%d workers, %d nodes", workers, c.Nodes)
 			}
-			require.Equal(t, want, x, "%d workers", workers)
 		}
 	}
 }
@@ -381,16 +388,19 @@ func BenchmarkInspect(b *testing.B) {
 func BenchmarkBegin(b *testing.B) {
 	m := sampledLike()
 	for _, workers := range []int{1, 4, 16} {
-		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
-			var n int64
-			from := cpuSeconds(b)
-			for b.Loop() {
-				x, err := Begin(b.Context(), m, Config{Workers: workers, Slots: 200000})
-				require.NoError(b, err)
-				n += x.Stats.Accesses
-			}
-			b.ReportMetric((cpuSeconds(b)-from)*1e9/float64(n), "cpu-ns/access")
-		})
+		for _, nodes := range []int64{0, 2e6} {
+			b.Run(fmt.Sprintf("workers=%d,nodes=%d", workers, nodes), func(b *testing.B) {
+				var n int64
+				from := cpuSeconds(b)
+				for b.Loop() {
+					x, err := Begin(b.Context(), m, Config{Workers: workers, Slots: 200000,
+						Nodes: nodes})
+					require.NoError(b, err)
+					n += x.Stats.Accesses
+				}
+				b.ReportMetric((cpuSeconds(b)-from)*1e9/float64(n), "cpu-ns/access")
+			})
+		}
 	}
 }
 

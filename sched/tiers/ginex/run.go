@@ -441,7 +441,7 @@ func (t *Tiers) inspect(ctx context.Context, x *superbatchRun, before *superbatc
 	}
 	x.changes, err = superbatch.Begin(ctx, x.files, superbatch.Config{
 		Slots: c.GPUSlots + c.CPUSlots, GPU: c.GPUSlots, Before: before, Keep: true,
-		Workers: workers,
+		Nodes: t.Engine.Rows, Workers: workers,
 	})
 	return err
 }

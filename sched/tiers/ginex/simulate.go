@@ -200,7 +200,7 @@ func (t *simulation) makeSuper(ctx context.Context, x *simSuperbatch, pass strin
 	}
 	if x.changes, err = superbatch.Inspect(ctx, x.accesses, superbatch.Config{
 		Slots: t.tiers.GPURows + t.tiers.CPURows, GPU: t.tiers.GPURows, Before: t.after,
-		Keep: true, Workers: hostcpu.Count(),
+		Keep: true, Nodes: t.Player.Rows, Workers: hostcpu.Count(),
 	}); err != nil {
 		if stopped := prepare.Interrupted(ctx); stopped != nil {
 			return stopped
