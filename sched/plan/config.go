@@ -141,7 +141,7 @@ type Config struct {
 	Blocks     int `option:"io-blocks" group:"Data path" positive:"yes" range:"1..65536" shown:"32; sync: a full grid" usage:"thread blocks of each I/O kernel"`
 	QueueDepth int `option:"depth" group:"Data path" positive:"yes" range:"1..65535" shown:"256" usage:"reads in flight per SSD"`
 	// Depth bounds the mini-batches that pipelines prepare ahead.
-	Depth       int           `option:"prefetch-depth" group:"Data path" positive:"yes" range:"1..64" usage:"mini-batches prepared ahead"`
+	Depth       int           `option:"prefetch-depth" group:"Data path" positive:"yes" range:"1..64" shown:"3 in ginex, else 2" usage:"mini-batches prepared ahead"`
 	ReadTimeout time.Duration `option:"read-timeout" group:"Data path" shown:"the stack's" arg:"TIME" usage:"TIME after which a read is aborted and tried again"`
 	// ReadRetries and ReadResets are -1 for none.
 	ReadRetries int `option:"read-retries" group:"Data path" range:"-1.." zero:"-1" shown:"the stack's" usage:"how often a failed read is tried again; -1 for never"`

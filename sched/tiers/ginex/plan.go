@@ -62,6 +62,7 @@ var Ginex = plan.Mode{
 		plan.OrText(&c.IOStack, gpuio.StackCPU)
 		plan.OrText(&c.Pipeline, plan.PipelinePrefetch)
 		plan.OrText(&c.Policy, plan.PolicyBelady)
+		plan.OrNumber(&c.Depth, 3) // few rows of a mini-batch are read: more of them keep SSDs busy
 		c.Superbatches = c.Policy == plan.PolicyStatic
 		if System.Runs(c) && c.Topology == plan.TopologySSD && c.NeighborCache == (units.Budget{}) {
 			c.NeighborShared = true
