@@ -115,6 +115,7 @@ func (a *SlotStages) Complete(ctx context.Context, set *Set) error {
 			g.Asked, st.Rows)
 	}
 	g.Stats = st
+	g.share(set, rows)
 	p.Clock.Read(g.submitted, st)
 	if n > 1 {
 		p.Clock.Group(n)
@@ -124,6 +125,25 @@ func (a *SlotStages) Complete(ctx context.Context, set *Set) error {
 	e.Trace.Set(report.TrackComplete, plan.OperatorName("C", g.Hop), g.submitted.Add(st.Submit),
 		st.Complete, p, first, n, rows)
 	return nil
+}
+
+// share gives the segments of a set their shares, by rows, of what g has read for all of them.
+func (g *Segment) share(set *Set, rows int64) {
+	all := g.Stats
+	for _, p := range set.Parts {
+		x := WorkOf(p).Segment
+		if x == nil || x == g || x.RowsSSD == 0 {
+			continue
+		}
+		for _, n := range []struct{ all, from, to *int64 }{
+			{&all.Commands, &g.Stats.Commands, &x.Stats.Commands},
+			{&all.Bytes, &g.Stats.Bytes, &x.Stats.Bytes},
+			{&all.Retries, &g.Stats.Retries, &x.Stats.Retries},
+			{&all.Timeouts, &g.Stats.Timeouts, &x.Stats.Timeouts}} {
+			*n.to = *n.all * x.RowsSSD / rows
+			*n.from -= *n.to
+		}
+	}
 }
 
 // waitOnce waits once for all reads of a batch, which are out, and for its gathers where those do
