@@ -47,7 +47,7 @@ func (gcn) Backward(c *ModelConfig, l int, b BlockShape) []Work {
 func (gcn) kernels(gpu bool) []string {
 	names := []string{"agg_weights", "self_weights", "gcn_weights", "gcn_agg", "gcn_agg_bwd"}
 	if !gpu {
-		names = append(names, "gcn_transpose")
+		names = append(names, "gcn_transpose", "gcn_agg"+inPlace)
 	}
 	return names
 }
@@ -85,7 +85,7 @@ func (gcn) forward(s *step, l int, in cuda.DevicePtr) error {
 		a); err != nil {
 		return err
 	}
-	if err := launch(s, "gcn_agg", s.rowBlocks(b.NumDst, 16, a.Dim), a); err != nil {
+	if err := s.aggregate(l, "gcn_agg", a); err != nil {
 		return err
 	}
 	g := s.layerProduct(l, w[1])

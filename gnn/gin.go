@@ -82,7 +82,7 @@ func (gin) Backward(c *ModelConfig, l int, b BlockShape) []Work {
 func (gin) kernels(gpu bool) []string {
 	names := []string{"gin_sum", "gin_weighted", "gin_sum_bwd", "relu_bwd", "row_dot"}
 	if !gpu {
-		names = append(names, "sage_transpose")
+		names = append(names, "sage_transpose", "gin_sum"+inPlace, "gin_weighted"+inPlace)
 	}
 	return names
 }
@@ -151,7 +151,7 @@ func (g gin) forward(s *step, l int, in cuda.DevicePtr) error {
 	if b.Weights != nil {
 		kernel = "gin_weighted"
 	}
-	if err := launch(s, kernel, s.rowBlocks(b.NumDst, 16, a.Dim), a); err != nil {
+	if err := s.aggregate(l, kernel, a); err != nil {
 		return err
 	}
 	mid := int64(s.cfg.Hidden)
@@ -235,8 +235,8 @@ func (gin) backHidden(s *step, hidden cuda.DevicePtr, rows, mid int64) error {
 }
 
 func init() {
-	cuda.RegisterHost("gin_sum", ginSum)
-	cuda.RegisterHost("gin_weighted", ginSum)
+	registerSum("gin_sum", ginSum)
+	registerSum("gin_weighted", ginSum)
 	cuda.RegisterHost("gin_sum_bwd", ginSumBwd)
 	cuda.RegisterHost("relu_bwd", reluBwd)
 	cuda.RegisterHost("row_dot", rowDot)
@@ -252,20 +252,20 @@ func (p *aggParams) selfWeight() float32 {
 
 // ginSum computes Out[i] = (1+ε) X[i] + Σ_j b_j X[j] over the edges in order; b_j is 1 in blocks
 // without weights.
-func ginSum(b *cuda.Block, p *aggParams) error {
+func ginSum(b *cuda.Block, p *aggParams, t *placedParams) error {
 	d, level := p.Dim, b.SIMD()
 	indptr, out := cuda.View[int64](p.Indptr, p.NumDst+1), cuda.View[float32](p.Out, p.NumDst*d)
 	sum := simd.RowSum{
-		X: cuda.View[float32](p.X, p.NumSrc*d), Dim: int(d), List: cuda.View[uint32](p.Src,
-			p.Edges),
+		Dim: int(d), List: cuda.View[uint32](p.Src, p.Edges),
 		Stream: p.NumDst*d*4 >= streamBytes,
 	}
+	t.rows(p, &sum)
 	if p.SrcWeights != 0 {
 		sum.Table = cuda.View[float32](p.SrcWeights, p.NumSrc)
 	}
 	self := p.selfWeight()
 	lo, hi := b.Range(p.NumDst)
-	sumLists(level, &sum, out, sum.X[:p.NumDst*d], lo, hi, indptr[lo],
+	sumLists(level, &sum, out, cuda.View[float32](p.X, p.NumDst*d), lo, hi, indptr[lo],
 		func(i int64) simd.RowList {
 			return simd.RowList{N: uint32(indptr[i+1] - indptr[i]), Factor: 1, Start: self}
 		})

@@ -45,12 +45,14 @@ const (
 )
 
 func init() {
-	cuda.RegisterHost("sage_mean",
-		func(b *cuda.Block, p *aggParams) error { return aggregate(b, p, false) })
-	cuda.RegisterHost("sage_weighted",
-		func(b *cuda.Block, p *aggParams) error { return aggregate(b, p, false) })
-	cuda.RegisterHost("gcn_agg",
-		func(b *cuda.Block, p *aggParams) error { return aggregate(b, p, true) })
+	mean := func(b *cuda.Block, p *aggParams, t *placedParams) error {
+		return aggregate(b, p, t, false)
+	}
+	registerSum("sage_mean", mean)
+	registerSum("sage_weighted", mean)
+	registerSum("gcn_agg", func(b *cuda.Block, p *aggParams, t *placedParams) error {
+		return aggregate(b, p, t, true)
+	})
 	cuda.RegisterHost("sage_mean_bwd",
 		func(b *cuda.Block, p *aggParams) error { return aggregateBwd(b, p, false) })
 	cuda.RegisterHost("gcn_agg_bwd",
@@ -227,15 +229,15 @@ const streamBytes = 16 << 20
 // aggregate computes Out[i] = Σ_j w_ij X[j] over the edges in order, for GCN after the self loop
 // (sage_mean, gcn_agg; sage_weighted, of which a GPU has a kernel of its own, for blocks with
 // weights). It reads (edges + GCN's NumDst) rows and writes NumDst.
-func aggregate(b *cuda.Block, p *aggParams, gcn bool) error {
+func aggregate(b *cuda.Block, p *aggParams, t *placedParams, gcn bool) error {
 	w := p.weights(gcn)
 	out := cuda.View[float32](p.Out, p.NumDst*p.Dim)
 	d, level := p.Dim, b.SIMD()
 	sum := simd.RowSum{
-		X: cuda.View[float32](p.X, p.NumSrc*d), Dim: int(d), List: cuda.View[uint32](p.Src,
-			p.Edges),
+		Dim: int(d), List: cuda.View[uint32](p.Src, p.Edges),
 		Stream: p.NumDst*d*4 >= streamBytes,
 	}
+	t.rows(p, &sum)
 	if gcn {
 		sum.Table = cuda.View[float32](p.Weights, p.NumSrc)
 	} else if w.src != nil {
@@ -243,7 +245,7 @@ func aggregate(b *cuda.Block, p *aggParams, gcn bool) error {
 	}
 	var own []float32
 	if gcn {
-		own = sum.X[:p.NumDst*d]
+		own = cuda.View[float32](p.X, p.NumDst*d)
 	}
 	lo, hi := b.Range(p.NumDst)
 	sumLists(level, &sum, out, own, lo, hi, w.indptr[lo], func(i int64) (q simd.RowList) {

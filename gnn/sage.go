@@ -45,7 +45,7 @@ func (sage) Backward(c *ModelConfig, l int, b BlockShape) []Work {
 func (sage) kernels(gpu bool) []string {
 	names := []string{"sage_mean", "sage_weighted", "agg_weights", "sage_mean_bwd"}
 	if !gpu {
-		names = append(names, "sage_transpose")
+		names = append(names, "sage_transpose", "sage_mean"+inPlace, "sage_weighted"+inPlace)
 	}
 	return names
 }
@@ -82,7 +82,7 @@ func (sage) forward(s *step, l int, in cuda.DevicePtr) error {
 	if b.Weights != nil {
 		kernel = "sage_weighted"
 	}
-	if err := launch(s, kernel, s.rowBlocks(b.NumDst, 16, a.Dim), a); err != nil {
+	if err := s.aggregate(l, kernel, a); err != nil {
 		return err
 	}
 	g := s.layerProduct(l, w[2])

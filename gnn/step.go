@@ -21,6 +21,9 @@ type Step struct {
 	// ClipNorm is the largest norm of the gradient of all parameters together: a longer one is
 	// made as short (Pascanu et al., ICML 2013); 0: none is.
 	ClipNorm float32
+	// Rows, of a model that ReadsInPlace, has the features of the nodes that the last hop found: x
+	// needs those of the nodes before alone.
+	Rows NodeRows
 }
 
 // step is a step on its way to a stream: what it computes (network, parameters, mini-batch), where

@@ -601,6 +601,9 @@ func (t *trainer) newTraining(ctx context.Context, ep int, order prepare.Order) 
 	}, &p.Stats.StepFigures)
 	p.Start = x.start
 	p.Step = p.Start.Step
+	// Whoever else asks for a batch's rows takes them together.
+	p.InPlace = e.model.ReadsInPlace() && t.cfg.Shards <= 1 && len(e.replicas) <= 1 &&
+		e.Wide == nil && e.Verify == nil && t.cfg.OnRows == nil
 	if t.cfg.Shards > 1 {
 		p.Step = x.steps.step
 	}
@@ -619,6 +622,7 @@ func (t *trainer) newTraining(ctx context.Context, ep int, order prepare.Order) 
 func (x *training) start(_ context.Context, s *engine.Slot) (func(context.Context) (engine.Outcome,
 	error), error) {
 	e, set := x.t.e, x.steps.set(x.steps.mine.Index(s.Index))
+	set.Rows = gnn.NodeRows{At: s.Rows, N: e.Rows}
 	if err := e.model.Train(e.TrainStream, s.Batch, e.Wide.Of(s.Features).Ptr(), s.Labels.Ptr(),
 		set); err != nil {
 		return nil, err

@@ -89,9 +89,16 @@ func guardRows(f *fence, l Level, dim int) {
 	s := RowSum{X: f.floats(rows * dim), Dim: dim, List: f.numbers(7, rows), Table: f.floats(rows),
 		Scale: 2}
 	s.List[6], s.List[0] = rows-1, 0
-	for variant := range 8 {
-		s.Gate, s.Stream = variant&1 != 0, variant&2 != 0
+	places := guarded[int64](f, rows)
+	for j := range places {
+		places[j] = int64(rows - 1 - j)
+	}
+	for variant := range 16 {
+		s.Gate, s.Stream, s.Map = variant&1 != 0, variant&2 != 0, nil
 		if variant&4 != 0 {
+			s.Map = places
+		}
+		if variant&8 != 0 {
 			s.Table = nil
 		}
 		sumRows(l, &s, f.floats(dim), 0, 7, 0.5, f.floats(dim), 2)

@@ -16,7 +16,9 @@ type RowSum struct {
 	X    []float32
 	Dim  int
 	List []uint32 // all of it: what is behind a part is prefetched
-	// Table has a weight for each row of X; nil for 1.
+	// Map gives the rows of X that List names: row j is Map[j]. Where it is nil, row j is j.
+	Map []int64
+	// Table has a weight for each row that List can name; nil for 1.
 	Table []float32
 	// Gate: the result is multiplied by Scale where the element of out that it replaces is greater
 	// than 0, and 0 elsewhere.
@@ -48,6 +50,9 @@ type rowsArgs struct {
 	partial         *float32
 	todo            int64 // rows of the list
 	allMode         uint64
+
+	rowMap       *int64
+	mapped, rows int64 // that it has, and that x has
 }
 
 // sideRows is the number of rows that AVX2 adds at one time.
@@ -63,6 +68,7 @@ const (
 	_ = -(unsafe.Offsetof(rowsArgs{}.mode) ^ 60)
 	_ = -(unsafe.Offsetof(rowsArgs{}.weights) ^ 72)
 	_ = -(unsafe.Offsetof(rowsArgs{}.allMode) ^ 128)
+	_ = -(unsafe.Offsetof(rowsArgs{}.rowMap) ^ 136)
 	_ = -(unsafe.Sizeof(RowList{}) ^ 12)
 )
 
@@ -74,9 +80,10 @@ type RowList struct {
 }
 
 // SumLists makes a row of out for each of lists, which stand one behind the other in List from lo
-// on: Start·init plus the sum of Factor·Table[j]·X[j] over its rows j. init has a row for each of
-// out's, or is nil for 0, and may not overlap out; but where all lists are empty it may be out.
-// SumLists panics on a row that X does not have. One s serves one goroutine.
+// on: Start·init plus the sum of Factor·Table[j]·X[j] over its rows j, with a Map of
+// Factor·Table[j]·X[Map[j]]. init has a row for each of out's, or is nil for 0, and may not overlap
+// out; but where all lists are empty it may be out. SumLists panics on a row that X does not have.
+// One s serves one goroutine.
 func (l Level) SumLists(s *RowSum, out []float32, lo int, lists []RowList, init []float32) {
 	wide := len(lists) * s.Dim
 	if wide == 0 {
@@ -104,6 +111,9 @@ func (l Level) SumLists(s *RowSum, out []float32, lo int, lists []RowList, init 
 	}
 	if rows > 0 {
 		a.last = &s.X[len(s.X)-s.Dim]
+		if s.Map != nil {
+			a.rowMap, a.mapped, a.rows = &s.Map[0], int64(len(s.Map)), int64(len(s.X)/s.Dim)
+		}
 	}
 	if longest > sideRows && l == AVX2 {
 		if len(s.partial) < s.Dim {
@@ -143,7 +153,13 @@ func (s *RowSum) sumAll(out []float32, list []uint32, lists []RowList, init []fl
 // sum makes one row in Go: four rows at a time, which saves loads and stores of the result.
 func (s *RowSum) sum(out []float32, list []uint32, factor float32, init []float32, start float32) {
 	var buf [256]float32
-	row := func(j uint32, c int) []float32 { return s.X[int(j)*s.Dim+c : (int(j)+1)*s.Dim] }
+	row := func(at uint32, c int) []float32 {
+		j := int(at)
+		if s.Map != nil {
+			j = int(s.Map[at])
+		}
+		return s.X[j*s.Dim+c : (j+1)*s.Dim]
+	}
 	weight := func(j uint32) float32 {
 		if s.Table == nil {
 			return factor

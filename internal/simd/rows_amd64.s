@@ -826,24 +826,44 @@ name:
 	VMULSS  (DI)(R10*4), X1, X2
 
 weighed:
-	VMOVSS  X2, 64(SP)(R9*4)
+	VMOVSS X2, 64(SP)(R9*4)
+	MOVQ   136(AX), R11
+	TESTQ  R11, R11
+	JE     rowMapped
+	CMPQ   R10, 144(AX)
+	JAE    bad
+	MOVQ   (R11)(R10*8), R10
+	CMPQ   R10, 152(AX)
+	JAE    bad
+
+rowMapped:
 	IMULQ   CX, R10
 	ADDQ    BX, R10
 	CMPQ    R10, R8
 	JA      bad
 	MOVQ    R10, (SP)(R9*8)
-	LEAQ    32(R9), R10
-	CMPQ    R10, 40(AX)
-	CMOVQGE R9, R10
-	MOVL    (DX)(R10*4), R10
-	IMULQ   CX, R10
-	ADDQ    BX, R10
-	LEAQ    (R10)(CX*1), R11
+	LEAQ    32(R9), R11
+	CMPQ    R11, 40(AX)
+	CMOVQGE R9, R11
+	MOVL    (DX)(R11*4), R11
+	MOVQ    136(AX), R10
+	TESTQ   R10, R10
+	JE      aheadMapped
+	CMPQ    R11, 144(AX)
+	JAE     aheadMapped
+	MOVQ    (R10)(R11*8), R11
+	CMPQ    R11, 152(AX)
+	JAE     aheadMapped
+
+aheadMapped:
+	IMULQ CX, R11
+	ADDQ  BX, R11
+	LEAQ  (R11)(CX*1), R10
 
 ask:
-	PREFETCHT1 (R10)
-	ADDQ       $0x00000040, R10
-	CMPQ       R10, R11
+	PREFETCHT1 (R11)
+	ADDQ       $0x00000040, R11
+	CMPQ       R11, R10
 	JB         ask
 	INCQ       R9
 
@@ -2374,20 +2394,50 @@ stripe16row:
 	VMULPS.BCST (R13)(R12*4), Z0, Z19
 
 stripe16weighed:
-	IMULQ      DX, R12
-	ADDQ       CX, R12
-	CMPQ       R12, 64(AX)
-	JA         bad
-	LEAQ       128(R11), R13
-	CMPQ       R13, BX
-	CMOVQHI    BX, R13
-	MOVL       (R13), R13
-	IMULQ      DX, R13
-	ADDQ       CX, R13
-	LEAQ       24(R11), R14
-	CMPQ       R14, BX
-	CMOVQHI    BX, R14
-	MOVL       (R14), R14
+	MOVQ  136(AX), R13
+	TESTQ R13, R13
+	JE    stripe16rowMapped
+	CMPQ  R12, 144(AX)
+	JAE   bad
+	MOVQ  (R13)(R12*8), R12
+	CMPQ  R12, 152(AX)
+	JAE   bad
+
+stripe16rowMapped:
+	IMULQ   DX, R12
+	ADDQ    CX, R12
+	CMPQ    R12, 64(AX)
+	JA      bad
+	LEAQ    128(R11), R13
+	CMPQ    R13, BX
+	CMOVQHI BX, R13
+	MOVL    (R13), R13
+	MOVQ    136(AX), R14
+	TESTQ   R14, R14
+	JE      stripe16farMapped
+	CMPQ    R13, 144(AX)
+	JAE     stripe16farMapped
+	MOVQ    (R14)(R13*8), R13
+	CMPQ    R13, 152(AX)
+	JAE     stripe16farMapped
+
+stripe16farMapped:
+	IMULQ   DX, R13
+	ADDQ    CX, R13
+	LEAQ    24(R11), R14
+	CMPQ    R14, BX
+	CMOVQHI BX, R14
+	MOVL    (R14), R14
+	MOVQ    136(AX), R15
+	TESTQ   R15, R15
+	JE      stripe16nearMapped
+	CMPQ    R14, 144(AX)
+	JAE     stripe16nearMapped
+	MOVQ    (R15)(R14*8), R14
+	CMPQ    R14, 152(AX)
+	JAE     stripe16nearMapped
+
+stripe16nearMapped:
 	IMULQ      DX, R14
 	ADDQ       CX, R14
 	PREFETCHT1 (R13)(R9*1)
@@ -2600,20 +2650,50 @@ stripe8row:
 	VMULPS.BCST (R13)(R12*4), Z0, Z21
 
 stripe8weighed:
-	IMULQ      DX, R12
-	ADDQ       CX, R12
-	CMPQ       R12, 64(AX)
-	JA         bad
-	LEAQ       128(R11), R13
-	CMPQ       R13, BX
-	CMOVQHI    BX, R13
-	MOVL       (R13), R13
-	IMULQ      DX, R13
-	ADDQ       CX, R13
-	LEAQ       24(R11), R14
-	CMPQ       R14, BX
-	CMOVQHI    BX, R14
-	MOVL       (R14), R14
+	MOVQ  136(AX), R13
+	TESTQ R13, R13
+	JE    stripe8rowMapped
+	CMPQ  R12, 144(AX)
+	JAE   bad
+	MOVQ  (R13)(R12*8), R12
+	CMPQ  R12, 152(AX)
+	JAE   bad
+
+stripe8rowMapped:
+	IMULQ   DX, R12
+	ADDQ    CX, R12
+	CMPQ    R12, 64(AX)
+	JA      bad
+	LEAQ    128(R11), R13
+	CMPQ    R13, BX
+	CMOVQHI BX, R13
+	MOVL    (R13), R13
+	MOVQ    136(AX), R14
+	TESTQ   R14, R14
+	JE      stripe8farMapped
+	CMPQ    R13, 144(AX)
+	JAE     stripe8farMapped
+	MOVQ    (R14)(R13*8), R13
+	CMPQ    R13, 152(AX)
+	JAE     stripe8farMapped
+
+stripe8farMapped:
+	IMULQ   DX, R13
+	ADDQ    CX, R13
+	LEAQ    24(R11), R14
+	CMPQ    R14, BX
+	CMOVQHI BX, R14
+	MOVL    (R14), R14
+	MOVQ    136(AX), R15
+	TESTQ   R15, R15
+	JE      stripe8nearMapped
+	CMPQ    R14, 144(AX)
+	JAE     stripe8nearMapped
+	MOVQ    (R15)(R14*8), R14
+	CMPQ    R14, 152(AX)
+	JAE     stripe8nearMapped
+
+stripe8nearMapped:
 	IMULQ      DX, R14
 	ADDQ       CX, R14
 	PREFETCHT1 (R13)(R9*1)
@@ -2742,20 +2822,50 @@ stripe4row:
 	VMULPS.BCST (R13)(R12*4), Z0, Z22
 
 stripe4weighed:
-	IMULQ      DX, R12
-	ADDQ       CX, R12
-	CMPQ       R12, 64(AX)
-	JA         bad
-	LEAQ       128(R11), R13
-	CMPQ       R13, BX
-	CMOVQHI    BX, R13
-	MOVL       (R13), R13
-	IMULQ      DX, R13
-	ADDQ       CX, R13
-	LEAQ       24(R11), R14
-	CMPQ       R14, BX
-	CMOVQHI    BX, R14
-	MOVL       (R14), R14
+	MOVQ  136(AX), R13
+	TESTQ R13, R13
+	JE    stripe4rowMapped
+	CMPQ  R12, 144(AX)
+	JAE   bad
+	MOVQ  (R13)(R12*8), R12
+	CMPQ  R12, 152(AX)
+	JAE   bad
+
+stripe4rowMapped:
+	IMULQ   DX, R12
+	ADDQ    CX, R12
+	CMPQ    R12, 64(AX)
+	JA      bad
+	LEAQ    128(R11), R13
+	CMPQ    R13, BX
+	CMOVQHI BX, R13
+	MOVL    (R13), R13
+	MOVQ    136(AX), R14
+	TESTQ   R14, R14
+	JE      stripe4farMapped
+	CMPQ    R13, 144(AX)
+	JAE     stripe4farMapped
+	MOVQ    (R14)(R13*8), R13
+	CMPQ    R13, 152(AX)
+	JAE     stripe4farMapped
+
+stripe4farMapped:
+	IMULQ   DX, R13
+	ADDQ    CX, R13
+	LEAQ    24(R11), R14
+	CMPQ    R14, BX
+	CMOVQHI BX, R14
+	MOVL    (R14), R14
+	MOVQ    136(AX), R15
+	TESTQ   R15, R15
+	JE      stripe4nearMapped
+	CMPQ    R14, 144(AX)
+	JAE     stripe4nearMapped
+	MOVQ    (R15)(R14*8), R14
+	CMPQ    R14, 152(AX)
+	JAE     stripe4nearMapped
+
+stripe4nearMapped:
 	IMULQ      DX, R14
 	ADDQ       CX, R14
 	PREFETCHT1 (R13)(R9*1)
@@ -2842,20 +2952,50 @@ stripe2row:
 	VMULPS.BCST (R13)(R12*4), Z0, Z23
 
 stripe2weighed:
-	IMULQ      DX, R12
-	ADDQ       CX, R12
-	CMPQ       R12, 64(AX)
-	JA         bad
-	LEAQ       128(R11), R13
-	CMPQ       R13, BX
-	CMOVQHI    BX, R13
-	MOVL       (R13), R13
-	IMULQ      DX, R13
-	ADDQ       CX, R13
-	LEAQ       24(R11), R14
-	CMPQ       R14, BX
-	CMOVQHI    BX, R14
-	MOVL       (R14), R14
+	MOVQ  136(AX), R13
+	TESTQ R13, R13
+	JE    stripe2rowMapped
+	CMPQ  R12, 144(AX)
+	JAE   bad
+	MOVQ  (R13)(R12*8), R12
+	CMPQ  R12, 152(AX)
+	JAE   bad
+
+stripe2rowMapped:
+	IMULQ   DX, R12
+	ADDQ    CX, R12
+	CMPQ    R12, 64(AX)
+	JA      bad
+	LEAQ    128(R11), R13
+	CMPQ    R13, BX
+	CMOVQHI BX, R13
+	MOVL    (R13), R13
+	MOVQ    136(AX), R14
+	TESTQ   R14, R14
+	JE      stripe2farMapped
+	CMPQ    R13, 144(AX)
+	JAE     stripe2farMapped
+	MOVQ    (R14)(R13*8), R13
+	CMPQ    R13, 152(AX)
+	JAE     stripe2farMapped
+
+stripe2farMapped:
+	IMULQ   DX, R13
+	ADDQ    CX, R13
+	LEAQ    24(R11), R14
+	CMPQ    R14, BX
+	CMOVQHI BX, R14
+	MOVL    (R14), R14
+	MOVQ    136(AX), R15
+	TESTQ   R15, R15
+	JE      stripe2nearMapped
+	CMPQ    R14, 144(AX)
+	JAE     stripe2nearMapped
+	MOVQ    (R15)(R14*8), R14
+	CMPQ    R14, 152(AX)
+	JAE     stripe2nearMapped
+
+stripe2nearMapped:
 	IMULQ      DX, R14
 	ADDQ       CX, R14
 	PREFETCHT1 (R13)(R9*1)
@@ -2921,20 +3061,50 @@ stripe1row:
 	VMULPS.BCST (R13)(R12*4), Z0, Z24
 
 stripe1weighed:
-	IMULQ      DX, R12
-	ADDQ       CX, R12
-	CMPQ       R12, 64(AX)
-	JA         bad
-	LEAQ       128(R11), R13
-	CMPQ       R13, BX
-	CMOVQHI    BX, R13
-	MOVL       (R13), R13
-	IMULQ      DX, R13
-	ADDQ       CX, R13
-	LEAQ       24(R11), R14
-	CMPQ       R14, BX
-	CMOVQHI    BX, R14
-	MOVL       (R14), R14
+	MOVQ  136(AX), R13
+	TESTQ R13, R13
+	JE    stripe1rowMapped
+	CMPQ  R12, 144(AX)
+	JAE   bad
+	MOVQ  (R13)(R12*8), R12
+	CMPQ  R12, 152(AX)
+	JAE   bad
+
+stripe1rowMapped:
+	IMULQ   DX, R12
+	ADDQ    CX, R12
+	CMPQ    R12, 64(AX)
+	JA      bad
+	LEAQ    128(R11), R13
+	CMPQ    R13, BX
+	CMOVQHI BX, R13
+	MOVL    (R13), R13
+	MOVQ    136(AX), R14
+	TESTQ   R14, R14
+	JE      stripe1farMapped
+	CMPQ    R13, 144(AX)
+	JAE     stripe1farMapped
+	MOVQ    (R14)(R13*8), R13
+	CMPQ    R13, 152(AX)
+	JAE     stripe1farMapped
+
+stripe1farMapped:
+	IMULQ   DX, R13
+	ADDQ    CX, R13
+	LEAQ    24(R11), R14
+	CMPQ    R14, BX
+	CMOVQHI BX, R14
+	MOVL    (R14), R14
+	MOVQ    136(AX), R15
+	TESTQ   R15, R15
+	JE      stripe1nearMapped
+	CMPQ    R14, 144(AX)
+	JAE     stripe1nearMapped
+	MOVQ    (R15)(R14*8), R14
+	CMPQ    R14, 152(AX)
+	JAE     stripe1nearMapped
+
+stripe1nearMapped:
 	IMULQ      DX, R14
 	ADDQ       CX, R14
 	PREFETCHT1 (R13)(R9*1)
@@ -2991,20 +3161,50 @@ stripe0row:
 	VMULPS.BCST (R12)(R11*4), Z0, Z25
 
 stripe0weighed:
-	IMULQ      DX, R11
-	ADDQ       CX, R11
-	CMPQ       R11, 64(AX)
-	JA         bad
-	LEAQ       128(R10), R12
-	CMPQ       R12, BX
-	CMOVQHI    BX, R12
-	MOVL       (R12), R12
-	IMULQ      DX, R12
-	ADDQ       CX, R12
-	LEAQ       24(R10), R13
-	CMPQ       R13, BX
-	CMOVQHI    BX, R13
-	MOVL       (R13), R13
+	MOVQ  136(AX), R12
+	TESTQ R12, R12
+	JE    stripe0rowMapped
+	CMPQ  R11, 144(AX)
+	JAE   bad
+	MOVQ  (R12)(R11*8), R11
+	CMPQ  R11, 152(AX)
+	JAE   bad
+
+stripe0rowMapped:
+	IMULQ   DX, R11
+	ADDQ    CX, R11
+	CMPQ    R11, 64(AX)
+	JA      bad
+	LEAQ    128(R10), R12
+	CMPQ    R12, BX
+	CMOVQHI BX, R12
+	MOVL    (R12), R12
+	MOVQ    136(AX), R13
+	TESTQ   R13, R13
+	JE      stripe0farMapped
+	CMPQ    R12, 144(AX)
+	JAE     stripe0farMapped
+	MOVQ    (R13)(R12*8), R12
+	CMPQ    R12, 152(AX)
+	JAE     stripe0farMapped
+
+stripe0farMapped:
+	IMULQ   DX, R12
+	ADDQ    CX, R12
+	LEAQ    24(R10), R13
+	CMPQ    R13, BX
+	CMOVQHI BX, R13
+	MOVL    (R13), R13
+	MOVQ    136(AX), R14
+	TESTQ   R14, R14
+	JE      stripe0nearMapped
+	CMPQ    R13, 144(AX)
+	JAE     stripe0nearMapped
+	MOVQ    (R14)(R13*8), R13
+	CMPQ    R13, 152(AX)
+	JAE     stripe0nearMapped
+
+stripe0nearMapped:
 	IMULQ      DX, R13
 	ADDQ       CX, R13
 	PREFETCHT1 (R12)(R9*1)

@@ -73,7 +73,11 @@ func rowSumByHand(s *RowSum, old []float32, list []uint32, factor float32, init 
 			if s.Table != nil {
 				w = float32(factor * s.Table[j])
 			}
-			p := float32(w * s.X[int(j)*s.Dim+k])
+			row := int(j)
+			if s.Map != nil {
+				row = int(s.Map[j])
+			}
+			p := float32(w * s.X[row*s.Dim+k])
 			v += p
 		}
 		if s.Gate {
@@ -135,9 +139,16 @@ func TestSumLists(t *testing.T) {
 			}
 			ends = append(ends, len(list))
 		}
-		for variant := range 16 {
+		places := make([]int64, rows)
+		for j := range places {
+			places[j] = r.Int64N(rows)
+		}
+		for variant := range 32 {
 			s := RowSum{X: x, Dim: dim, List: list, Gate: variant&1 != 0, Scale: 1.25,
 				Stream: variant&2 != 0}
+			if variant&16 != 0 {
+				s.Map = places
+			}
 			if variant&4 != 0 {
 				s.Table = table
 			}
@@ -171,6 +182,12 @@ func TestSumLists(t *testing.T) {
 			sumRows(l, &RowSum{X: make([]float32, 6), Dim: 2, List: []uint32{1, 3}},
 				make([]float32, 2), 0, 2, 1, nil, 0)
 		}, "a row that is not there")
+		for _, places := range [][]int64{{0}, {0, 3}, {0, -1}, {0, 1 << 60}} {
+			require.Panics(t, func() {
+				sumRows(l, &RowSum{X: make([]float32, 6), Dim: 2, List: []uint32{0, 1},
+					Map: places}, make([]float32, 2), 0, 2, 1, nil, 0)
+			}, "rows at %v", places)
+		}
 	}
 }
 

@@ -151,7 +151,8 @@ class Settings(TypedDict, total=False):
     memory_rung: Literal["auto", "p2p", "pinned", "pinned-cpubell", "proxy"]
 
     #: BUDGET of the device memory tier, as 256MiB or as a share of the features; auto: on a GPU
-    #: what is free there less what the run needs, measured; 5% on the host device
+    #: what is free there less what the run needs, measured; on the host device 5%, in mode inmem
+    #: none
     gpu_cache: Text
 
     #: BUDGET of the CPU memory tier

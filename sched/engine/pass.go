@@ -30,6 +30,8 @@ type Pass struct {
 	OnBatch func(index int, mb *graph.MiniBatch) // optional
 	// Training: the pass is an epoch of training, else an evaluation.
 	Training bool
+	// InPlace: Step takes the rows of a batch's last hop where Slot.Rows says, if that is set.
+	InPlace bool
 	// Place gives memory for the rows of a batch, by its place in order, in place of the engine's
 	// own; nil: it has none. It is called by one goroutine at a time, and again for a batch that is
 	// made anew.

@@ -32,14 +32,17 @@ type Slot struct {
 	Batch    *graph.MiniBatch
 	Features cuda.Growable
 	Own      cuda.Growable // the engine's, where x may be a consumer's in its place
-	Labels   cuda.Buffer   // of prepare.Targets.Write, by the CPU
-	Segments []Segment     // one per hop and one for the seeds
-	Used     int           // segments of this batch
-	seeded   cuda.Event    // the frontier has the seeds
-	Ready    cuda.Event    // the gathers are done
-	gathered bool          // Ready is recorded for this batch
-	waited   bool          // waitOnce has waited for the batch's reads
-	placed   bool          // waitOnce has waited for Ready, too
+	// Rows has the rows of all nodes by their numbers, where those of the last hop are not copied
+	// into Features; else 0. See Pass.InPlace.
+	Rows     cuda.DevicePtr
+	Labels   cuda.Buffer // of prepare.Targets.Write, by the CPU
+	Segments []Segment   // one per hop and one for the seeds
+	Used     int         // segments of this batch
+	seeded   cuda.Event  // the frontier has the seeds
+	Ready    cuda.Event  // the gathers are done
+	gathered bool        // Ready is recorded for this batch
+	waited   bool        // waitOnce has waited for the batch's reads
+	placed   bool        // waitOnce has waited for Ready, too
 
 	parts []Work    // by hop, from the sampling of their rows on
 	began time.Time // the operator of sampling; for the timeline
@@ -223,7 +226,7 @@ func (w operators) Begin(i int) (*Slot, error) {
 		return nil, err
 	}
 	e.Trace.credit(1)
-	s.Index, s.Seeds, s.Used = i, p.Order.Seeds(i), 0
+	s.Index, s.Seeds, s.Used, s.Rows = i, p.Order.Seeds(i), 0, 0
 	s.gathered, s.waited, s.placed = false, false, false
 	if s.Own != nil {
 		s.Features = p.PlaceOf(i, s.Own)

@@ -161,7 +161,7 @@ type Config struct {
 
 	// The tiers of the feature cache. GPUCacheAuto sets GPUCache on a GPU: what its memory has free
 	// less what the run needs, measured. NoCache is none, whatever the mode has.
-	GPUCache     units.Budget `option:"gpu-cache" group:"Tiers" common:"yes" arg:"BUDGET" usage:"BUDGET of the device memory tier, as 256MiB or as a share of the features; auto: on a GPU what is free there less what the run needs, measured; 5% on the host device"`
+	GPUCache     units.Budget `option:"gpu-cache" group:"Tiers" common:"yes" arg:"BUDGET" usage:"BUDGET of the device memory tier, as 256MiB or as a share of the features; auto: on a GPU what is free there less what the run needs, measured; on the host device 5%, in {mode} inmem none"`
 	GPUCacheAuto bool
 	CPUCache     units.Budget `option:"cpu-cache" group:"Tiers" common:"yes" arg:"BUDGET" usage:"BUDGET of the CPU memory tier"`
 	// Policy of the GPU tier: PolicyStatic, PolicyBelady, which is of the CPU tier too, or one of
@@ -437,6 +437,9 @@ func (c Config) OnDevice(dev cuda.Info) (Config, error) {
 	if dev.Backend == "host" {
 		if c.GPUCacheAuto {
 			c.GPUCacheAuto, c.GPUCache = false, units.Budget{Percent: 5}
+			if c.InMemory() { // both tiers are the same memory, and one has all rows in order
+				c.GPUCache = NoCache()
+			}
 		}
 		return c, c.hostOnly()
 	}

@@ -154,14 +154,20 @@ func (a *stages) Lookup(ctx context.Context, w *engine.Work) error {
 	b := g.Part.(*cache.Buckets)
 	g.Begin(w)
 	begin := e.Trace.Now()
-	err := a.Hetero.Lookup(op, e.LookupStream, w.Nodes, w.First, w.Count, b)
+	stay := a.stay(w)
+	err := a.Hetero.Lookup(op, e.LookupStream, w.Nodes, w.First, w.Count-stay, b)
 	if err != nil {
 		return fmt.Errorf("batch %d: %w", s.Index, err)
 	}
 	g.RowsGPU, g.RowsCPU, g.RowsSSD, g.Moved = b.NGPU, b.NCPU, b.NMiss, b.NGPU+b.NCPU
 	a.missed += b.NMiss
+	if len(a.Hetero.TierRows(cache.GPU)) > 0 {
+		g.RowsGPU += stay
+	} else {
+		g.RowsCPU += stay
+	}
 	if a.FirstOnHost {
-		g.RowsGPU, g.RowsCPU = 0, g.Moved
+		g.RowsGPU, g.RowsCPU = 0, g.RowsGPU+g.RowsCPU
 	}
 	e.Trace.Op(report.TrackLookup, plan.OperatorName("L", w.Hop), begin, p, s.Index, w.Count)
 	if g.RowsSSD > 0 {
@@ -171,6 +177,21 @@ func (a *stages) Lookup(ctx context.Context, w *engine.Work) error {
 		})
 	}
 	return nil
+}
+
+// stay is the number of a part's last rows that stay where they are: those of the last hop, where
+// one tier has all rows, which is in the order of their numbers then.
+func (a *stages) stay(w *engine.Work) int64 {
+	if !w.Last || !a.Walk.Pass.InPlace {
+		return 0
+	}
+	for _, t := range []cache.Tier{cache.GPU, cache.CPU} {
+		if int64(len(a.Hetero.TierRows(t))) == a.Engine.Rows {
+			w.Slot.Rows = a.Hetero.TierBuffer(t).Ptr()
+			return w.First + w.Count - max(w.First, w.Slot.Batch.RowCount(w.Hop-1))
+		}
+	}
+	return 0
 }
 
 // Gather implements engine.Stages.

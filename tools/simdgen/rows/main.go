@@ -23,6 +23,7 @@ const (
 	rowsLast, rowsWeights                                     = 64, 72
 	listsNext, listsLeft, listsInit, listsOut                 = 80, 88, 96, 104
 	listsPartial, listsTodo, listsMode, listBytes             = 112, 120, 128, 12
+	listsMap, listsMapped, listsRows                          = 136, 144, 152
 	colsOut, colsX, colsRows, colsN, colsStride               = 0, 8, 16, 24, 32
 	adamP, adamG, adamM, adamV, adamN, adamB1                 = 0, 8, 16, 24, 32, 40
 	copyDst, copySrc, copyPos, copySlot, copyN                = 0, 8, 16, 24, 32
@@ -147,6 +148,7 @@ func sumListsSideBySide() {
 	VMULSS(Mem{Base: table, Index: row, Scale: 4}, f, w)
 	Label("weighed")
 	VMOVSS(w, weights.Idx(e, 4))
+	mapped(args, row, far, "row", "bad")
 	IMULQ(pitch, row)
 	ADDQ(x, row)
 	CMPQ(row, last)
@@ -156,6 +158,7 @@ func sumListsSideBySide() {
 	CMPQ(far, vec.Field(args, rowsLeft))
 	CMOVQGE(e, far) // past the end: this row again
 	MOVL(Mem{Base: idx, Index: far, Scale: 4}, far.As32())
+	mapped(args, far, end, "ahead", "aheadMapped")
 	IMULQ(pitch, far)
 	ADDQ(x, far)
 	LEAQ(Mem{Base: far, Index: pitch, Scale: 1}, end)
@@ -315,7 +318,8 @@ func sumListsInRegisters() {
 			VMULPS(start, sums[v], sums[v])
 		}
 		Label(name + "rows")
-		e, row, far, near, w, t := GP64(), GP64(), GP64(), GP64(), l.Vec(), l.Vec()
+		e, row, far, near, tmp := GP64(), GP64(), GP64(), GP64(), GP64()
+		w, t := l.Vec(), l.Vec()
 		MOVQ(list, e)
 		JMP(LabelRef(name + "more"))
 		Label(name + "row")
@@ -328,12 +332,17 @@ func sumListsInRegisters() {
 		JAE(LabelRef("bad"))
 		VMULPS_BCST(Mem{Base: far, Index: row, Scale: 4}, factor, w)
 		Label(name + "weighed")
+		mapped(args, row, far, name+"row", "bad")
 		IMULQ(pitch, row)
 		ADDQ(x, row)
 		CMPQ(row, vec.Field(args, rowsLast))
 		JA(LabelRef("bad"))
-		rowAhead(e, ahead, final, pitch, x, far)
-		rowAhead(e, soon, final, pitch, x, near)
+		rowAhead(e, ahead, final, pitch, x, far, func() { // only asked for: it may be anywhere
+			mapped(args, far, near, name+"far", name+"farMapped")
+		})
+		rowAhead(e, soon, final, pitch, x, near, func() {
+			mapped(args, near, tmp, name+"near", name+"nearMapped")
+		})
 		for v := range sums {
 			PREFETCHT1(part(far, v))
 			PREFETCHT0(part(near, v))
@@ -373,13 +382,31 @@ func sumListsInRegisters() {
 	vec.End()
 }
 
+// mapped puts the row that a map gives row in its place, where there is a map. A row that is not in
+// it, or in X, leads to label bad.
+func mapped(args reg.Register, row, tmp reg.GPVirtual, name, bad string) {
+	MOVQ(vec.Field(args, listsMap), tmp)
+	TESTQ(tmp, tmp)
+	JE(LabelRef(name + "Mapped"))
+	CMPQ(row, vec.Field(args, listsMapped))
+	JAE(LabelRef(bad))
+	MOVQ(Mem{Base: tmp, Index: row, Scale: 8}, row)
+	CMPQ(row, vec.Field(args, listsRows))
+	JAE(LabelRef(bad))
+	Label(name + "Mapped")
+}
+
 // rowAhead leaves in row the address of the row that is so many places behind e in a list, at most
-// its final one.
-func rowAhead(e reg.Register, places int, final, pitch, x reg.Register, row reg.GPVirtual) {
+// its final one. Between, numbered may change its number.
+func rowAhead(e reg.Register, places int, final, pitch, x reg.Register, row reg.GPVirtual,
+	numbered ...func()) {
 	LEAQ(Mem{Base: e, Disp: 4 * places}, row)
 	CMPQ(row, final)
 	CMOVQHI(final, row)
 	MOVL(Mem{Base: row}, row.As32())
+	for _, f := range numbered {
+		f()
+	}
 	IMULQ(pitch, row)
 	ADDQ(x, row)
 }
