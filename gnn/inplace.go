@@ -7,7 +7,7 @@ import (
 	"helios/internal/simd"
 )
 
-// NodeRows is the features of all nodes by their numbers, float32[N, InDim]. The zero value is none.
+// NodeRows is the features of all nodes by their numbers, float32[N, InDim]; zero: none.
 type NodeRows struct {
 	At cuda.DevicePtr
 	N  int64
