@@ -50,8 +50,8 @@ type Tiers interface {
 	// Play plays it.
 	Play(ctx context.Context) (*virtual.Played, error)
 
-	// SlotBytes is the GPU memory that batches of n rows take beside prepare.Frontier.BatchBytes, in
-	// so many slots.
+	// SlotBytes is the GPU memory that batches of n rows take in so many slots, beside
+	// prepare.Frontier.BatchBytes.
 	SlotBytes(slots, n int64) int64
 	// DirectoryBytes is the GPU memory of the directory of a tier of so many bytes.
 	DirectoryBytes(bytes int64) (int64, error)

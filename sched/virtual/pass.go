@@ -226,8 +226,12 @@ func (p operators) Submit(set *walk.Set[*Batch]) error {
 	p.planWaiting(set)
 	var per []int64
 	var commands, bytes, rows int64
+	hop := 0 // the first that reads
 	for _, x := range set.Parts {
 		part := p.part(x.Batch, x.Hop)
+		if rows == 0 {
+			hop = x.Hop
+		}
 		rows += part.NMiss
 		if per == nil && part.Reads != nil {
 			per = make([]int64, len(part.Reads))
@@ -241,7 +245,7 @@ func (p operators) Submit(set *walk.Set[*Batch]) error {
 	if set.Arrived = commands == 0; set.Arrived {
 		return nil
 	}
-	first := set.Parts[0]
+	first := set.Parts[0].Batch.Index
 	p.flight(rows)
 	p.Stack.SubmitSized(per, (bytes+commands/2)/commands, func(t iosim.Times) {
 		p.Gpu.Changed()
@@ -249,10 +253,10 @@ func (p operators) Submit(set *walk.Set[*Batch]) error {
 		p.Pass.Submit += t.SubmitEndNS - t.SubmitNS
 		p.Completes = append(p.Completes, [2]int64{t.SubmitEndNS, t.DoneNS})
 		if p.rec.On() {
-			args := report.SetArgs(p.Name, first.Batch.Index, set.Batches, rows)
-			p.rec.Span(report.TrackSubmit, plan.OperatorName("I", first.Hop), t.SubmitNS,
+			args := report.SetArgs(p.Name, first, set.Batches, rows)
+			p.rec.Span(report.TrackSubmit, plan.OperatorName("I", hop), t.SubmitNS,
 				t.SubmitEndNS-t.SubmitNS, args)
-			p.rec.Span(report.TrackComplete, plan.OperatorName("C", first.Hop), t.SubmitEndNS,
+			p.rec.Span(report.TrackComplete, plan.OperatorName("C", hop), t.SubmitEndNS,
 				t.DoneNS-t.SubmitEndNS, args)
 		}
 		p.run.Do(func() { set.Arrived = true })
