@@ -178,15 +178,30 @@ func (c *checked) renew() {
 	if c.broken != nil {
 		return
 	}
+	_ = c.endStream()
+	if !c.isStuck() {
+		c.broken = c.openStream()
+	}
+}
+
+// endStream closes the stream once nothing runs there, or else keeps the memory. Needs c.turn.
+func (c *checked) endStream() error {
+	if c.isStuck() {
+		return c.broken
+	}
+	if c.stream == nil {
+		return nil
+	}
 	err := c.stream.Close()
 	if !errors.Is(err, cuda.ErrStillRuns) {
-		c.broken = c.openStream()
-		return
+		c.stream = nil
+		return err
 	}
 	c.broken = errs.With(errs.Device, fmt.Errorf("gpuio %s: %w", c.Name(), err))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.stuck = true
+	return c.broken
 }
 
 // words are a buffer's 4-byte words; device memory is aligned.
@@ -195,10 +210,9 @@ func words(b []byte) []uint32 {
 }
 
 func (c *checked) free() error {
-	var err error
-	if c.stream != nil {
-		err = c.stream.Close()
-		c.stream = nil
+	err := c.endStream()
+	if c.isStuck() {
+		return err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -668,13 +682,13 @@ func (c *checked) Close(ctx context.Context) error {
 				"gpuio %s: a check did not end within %v; its memory is not freed", c.Name(),
 				closeTimeout))
 	}
-	if !c.isStuck() {
-		err = errors.Join(err, c.free())
-		c.broken = errs.New(errs.Failed,
-			"gpuio %s: the reader was closed before the set was checked", c.Name())
-	} else {
-		err = errors.Join(err, c.broken)
+	err = errors.Join(err, c.free())
+	if c.isStuck() { // as are its sets
+		<-c.turn
+		return err
 	}
+	c.broken = errs.New(errs.Failed,
+		"gpuio %s: the reader was closed before the set was checked", c.Name())
 	<-c.turn
 	for _, p := range live {
 		err = errors.Join(err, p.complete(ctx))

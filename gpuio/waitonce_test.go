@@ -1,6 +1,7 @@
 package gpuio
 
 import (
+	"context"
 	"errors"
 	"math/rand/v2"
 	"strings"
@@ -189,4 +190,25 @@ func TestStuckCheck(t *testing.T) {
 			}, time.Minute, time.Millisecond)
 		})
 	}
+}
+
+// TestStuckAtClose: a check of several sets that still runs when the reader is closed keeps its
+// memory, and the destinations.
+func TestStuckAtClose(t *testing.T) {
+	r, d, rd := refusingRig(t, 20*time.Millisecond, "", 0)
+	rd.chains, d.stuck = true, true
+	s := r.newSet(rand.New(rand.NewPCG(1, 2)), 100, 512, 0)
+	p, err := rd.Submit(testCtx(t), s.rs)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(testCtx(t), 200*time.Millisecond)
+	defer cancel()
+	require.False(t, WaitOnce(ctx, nil, []Pending{p}))
+	require.ErrorIs(t, rd.Close(ctx), cuda.ErrStillRuns)
+	require.NotNil(t, rd.tables)
+	require.ErrorContains(t, rd.Forget(s.rs.Dst), "being checked")
+	d.open()
+	require.Eventually(t, func() bool {
+		return !errors.Is(rd.stream.Close(), cuda.ErrStillRuns)
+	}, time.Minute, time.Millisecond)
+	require.NoError(t, errors.Join(s.rs.Dst.Free(), s.rowBuf.Free(), s.posBuf.Free()))
 }
