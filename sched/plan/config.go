@@ -436,10 +436,7 @@ func (c Config) PerHop() bool { return c.Overlap().PerHop }
 func (c Config) OnDevice(dev cuda.Info) (Config, error) {
 	if dev.Backend == "host" {
 		if c.GPUCacheAuto {
-			c.GPUCacheAuto, c.GPUCache = false, units.Budget{Percent: 5}
-			if c.InMemory() { // both tiers are the same memory, and one has all rows in order
-				c.GPUCache = NoCache()
-			}
+			c.GPUCacheAuto, c.GPUCache = false, c.HostGPUCache()
 		}
 		return c, c.hostOnly()
 	}
@@ -451,6 +448,15 @@ func (c Config) OnDevice(dev cuda.Info) (Config, error) {
 		c.SMs.IO = IOSMs(c.Blocks, dev.SMs)
 	}
 	return c, nil
+}
+
+// HostGPUCache is the GPUCache of GPUCacheAuto on the host device, where both tiers are the same
+// memory.
+func (c Config) HostGPUCache() units.Budget {
+	if c.InMemory() { // one tier has all rows in order
+		return NoCache()
+	}
+	return units.Budget{Percent: 5}
 }
 
 // IOBlocksPerSM counts the blocks of one warp of kernel complete that an SM holds: each of its

@@ -354,7 +354,7 @@ func (j *Job) size() error {
 	if c.GPUCacheAuto {
 		c.GPUCacheAuto, c.GPUCache = false, units.Budget{Bytes: min(free, total)}
 		if j.Options.Hardware.Profile.OneMemory() {
-			c.GPUCache = units.Budget{Percent: 5}
+			c.GPUCache = c.HostGPUCache()
 		}
 	}
 	if j.Options.Budget != (units.Budget{}) {

@@ -431,6 +431,17 @@ func TestCalibrate(t *testing.T) {
 	}
 }
 
+// On the host device all rows in memory are in one tier, as a run has them.
+func TestInMemoryOnHost(t *testing.T) {
+	o := small(t, static.ModeInmem)
+	o.Config.GPUCache, o.Config.GPUCacheAuto = units.Budget{}, true
+	require.Positive(t, find(t, o, nil).RowsGPU)
+	o.Hardware.Profile = profile(t, "host")
+	x := find(t, o, nil)
+	require.Zero(t, x.RowsGPU)
+	require.Positive(t, x.RowsCPU)
+}
+
 // A tier of what the GPU's memory has room for leaves the room that its directory takes.
 func TestAutoLeavesDirectory(t *testing.T) {
 	o := small(t, dynamic.ModeGIDS)
