@@ -57,9 +57,9 @@ func (e *runner) newSteps(order prepare.Order, set func(batch int) gnn.Step,
 // note counts a step that parameters have taken, by a gradient of that norm.
 func (s *steps) note(set gnn.Step, norm float64) error {
 	if math.IsNaN(norm) || math.IsInf(norm, 0) {
-		return errs.New(errs.Failed,
+		return engine.Applied(errs.New(errs.Failed,
 			"batch %d: the norm of the gradient is %v: the parameters are lost; train with a smaller {lr}, or check the features",
-			set.Batch, norm)
+			set.Batch, norm))
 	}
 	s.figures.Add(float64(set.LR), norm, s.e.Config.ClipNorm)
 	return nil

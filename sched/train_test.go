@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 
 	"helios/gnn"
 	"helios/gpuio"
+	"helios/graph"
 	"helios/internal/errs"
 	"helios/internal/testing/testrig"
 	"helios/internal/testing/wide"
@@ -388,6 +390,22 @@ func TestDivergence(t *testing.T) {
 	require.Equal(t, errs.Failed, errs.ClassOf(r.err))
 	_, err := json.Marshal(r.res)
 	require.NoError(t, err)
+
+	// So it does where it is stopped in that step.
+	for _, shards := range []int{1, 2} {
+		ctx, cancel := context.WithCancel(context.Background())
+		cfg.CheckpointDir, cfg.CheckpointEvery, cfg.Shards = t.TempDir(), 0, shards
+		cfg.OnBatch = func(_, index int, _ *graph.MiniBatch) {
+			if index == shards {
+				cancel()
+			}
+		}
+		r = train(t, ctx, cfg, d, feat, bind(t, d, 1, ""), 2, report.Observer{})
+		cancel()
+		require.ErrorContains(t, r.err, "option lr")
+		require.Equal(t, errs.Failed, errs.ClassOf(r.err))
+		require.NoFileExists(t, filepath.Join(cfg.CheckpointDir, checkpointName))
+	}
 }
 
 // Placing rows and evaluating sample under numbers that no training epoch has, within the

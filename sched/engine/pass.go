@@ -275,8 +275,9 @@ func (e *Engine) Run(ctx context.Context, p *Pass) error {
 			continue
 		}
 		if stopped := prepare.Interrupted(ctx); stopped != nil &&
-			errs.ClassOf(err) != errs.Interrupted {
-			// A wait that the interrupt cut short is no error of what it waited for.
+			errs.ClassOf(err) != errs.Interrupted && !errors.As(err, new(applied)) {
+			// A wait that the interrupt cut short is no error of what it waited for. That of a step
+			// is not cut short, and who saved its parameters would do it twice.
 			return stopped
 		}
 		return overdue(err)

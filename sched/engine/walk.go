@@ -478,9 +478,9 @@ func (w *Walk) Count(s *Slot, out Outcome, begin time.Time) error {
 	e, p := w.Engine, w.Pass
 	if !out.Finite() {
 		// Nothing after it would mean anything, and a checkpoint would keep it.
-		return errs.New(errs.Failed,
+		return Applied(errs.New(errs.Failed,
 			"batch %d: the loss is %v: the parameters have grown beyond what a float32 holds; train with a smaller %v, or check the features",
-			s.Index, out.Loss, errs.Key("lr"))
+			s.Index, out.Loss, errs.Key("lr")))
 	}
 	e.Trace.Op(report.TrackTrain, "T", begin, p, s.Index, s.Batch.HopEnd[len(e.Config.Fanouts)])
 	t := &p.Stats
