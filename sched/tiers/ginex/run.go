@@ -90,6 +90,7 @@ type Tiers struct {
 	now   *superbatchRun
 	after *superbatch.State // what the tiers hold; nil: unknown
 	next  *comingSuperbatch
+	tight bool  // there was no room for the superbatch of another pass
 	lost  error // errors of drop that its caller could not return
 
 	mu   sync.Mutex
@@ -98,9 +99,12 @@ type Tiers struct {
 
 // comingSuperbatch is one that is sampled while another trains.
 type comingSuperbatch struct {
+	pass   *engine.Pass
+	first  int
 	cancel context.CancelFunc
 	done   chan struct{}
-	plan   *superbatchRun // valid once done is closed; nil: it failed
+	plan   *superbatchRun // valid once done is closed, as full; nil: it failed
+	full   bool           // by lack of room
 }
 
 // New makes the tiers of an engine.
@@ -231,18 +235,21 @@ func (t *Tiers) following(ctx context.Context, p *engine.Pass) (now *superbatchR
 		err = errors.Join(err, was.close())
 	}
 	if coming != nil {
+		fits := err == nil && coming.first == p.First && coming.pass.Draws(p)
+		if !fits { // as of an epoch that patience has spared
+			coming.cancel()
+		}
 		release := context.AfterFunc(ctx, coming.cancel)
 		<-coming.done
 		release()
 		coming.cancel()
-		now = coming.plan // one that failed beside another is tried again alone
+		now, t.tight = coming.plan, t.tight || coming.full // one that failed is tried again alone
+		if now != nil && !fits {
+			err = errors.Join(err, now.close())
+			now = nil
+		}
 	}
-	switch {
-	case now == nil:
-	case err != nil || now.first != p.First || !now.Pass.Draws(p):
-		err = errors.Join(err, now.close())
-		now = nil
-	default:
+	if now != nil {
 		now.Pass = p
 	}
 	if now == nil && err == nil {
@@ -265,7 +272,7 @@ func (t *Tiers) ahead(ctx context.Context, p *engine.Pass, now *superbatchRun) {
 		if !c.SuperbatchOverlap {
 			return
 		}
-	case p.Next == nil || c.Topology == plan.TopologySSD ||
+	case p.Next == nil || t.tight || c.Topology == plan.TopologySSD ||
 		now.first > 0 && c.Superbatch == 0 && !c.SuperbatchOverlap:
 		return
 	default:
@@ -275,12 +282,13 @@ func (t *Tiers) ahead(ctx context.Context, p *engine.Pass, now *superbatchRun) {
 	}
 	// The context of a pass may end before the next one begins.
 	inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	n := &comingSuperbatch{cancel: cancel, done: make(chan struct{})}
+	n := &comingSuperbatch{pass: p, first: first, cancel: cancel, done: make(chan struct{})}
 	t.next = n
 	go func() {
 		defer close(n.done)
-		// An error is met again by who needs the superbatch.
-		n.plan, _ = t.make(inner, p, first, now.after, now)
+		var err error // is met again by who needs the superbatch
+		n.plan, err = t.make(inner, p, first, now.after, now)
+		n.full = errors.Is(err, samples.ErrFull)
 	}()
 }
 
@@ -400,6 +408,9 @@ func (t *Tiers) sampleAll(ctx context.Context, x *superbatchRun, room superbatch
 		}
 		accesses += rows
 		if need := inspectBytes(accesses, t.Engine.Rows); need > room.memory {
+			if full != nil {
+				return full
+			}
 			if given && need > room.memory*memoryShare {
 				return errs.New(errs.Usage,
 					"the first %d mini-batches of a superbatch have %d rows, and finding the cache's changes takes up to %s for them; %s are free for that: lower %v, or leave it out",
@@ -408,7 +419,7 @@ func (t *Tiers) sampleAll(ctx context.Context, x *superbatchRun, room superbatch
 			}
 			if !given && i > x.first {
 				x.end = i
-				return full
+				return nil
 			}
 		}
 		took, err := t.sampler.Keep(ctx, x.files)
@@ -466,26 +477,25 @@ func inspectBytes(accesses, rows int64) int64 {
 }
 
 // roomIn returns what a superbatch may take beside another (nil: alone): of the disk the budget, or
-// a quarter of what is free; of the memory an eighth of that.
+// a quarter of what is free, less what the other has; of the memory an eighth of what is free.
 func (t *Tiers) roomIn(dir string, beside *superbatchRun) (r superbatchRoom, err error) {
-	copies := int64(1) // superbatches there are at one time
+	copies, held := int64(1), int64(0) // superbatches there are at one time; bytes of the other
 	if t.Engine.Config.SuperbatchOverlap {
 		copies = 2
+	} else if beside != nil {
+		held = beside.files.Bytes()
 	}
-	if given := t.Engine.Config.SuperbatchDisk; given > 0 {
-		if beside != nil && copies == 1 {
-			given -= beside.files.Bytes()
-		}
-		r.disk = max(given/copies, 1)
-	} else {
+	all := t.Engine.Config.SuperbatchDisk
+	if all == 0 {
 		var s unix.Statfs_t
 		if err := unix.Statfs(dir, &s); err != nil {
 			return r, errs.New(errs.Usage,
 				"the folder %s for the samples of a superbatch: %w; give another with %v", dir, err,
 				errs.Key("superbatch-dir"))
 		}
-		r.disk = max(int64(s.Bavail)*int64(s.Bsize)/4/copies, 1)
+		all = (int64(s.Bavail)*int64(s.Bsize) + held) / 4
 	}
+	r.disk = max((all-held)/copies, 1)
 	avail, err := hostmem.AvailableBytes()
 	c := t.tier.Config()
 	free := avail - slotBytes*(c.GPUSlots+c.CPUSlots)
