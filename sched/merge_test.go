@@ -39,10 +39,21 @@ func TestMergedReads(t *testing.T) {
 		cfg.IOStack = stack
 		for depth, sets := range map[int]int{2: 4, 5: 3} { // all batches but the first, by 2, by 3
 			cfg.Depth = depth
-			r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{})
+			var last report.Partial // of the live figures
+			r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{
+				Live: func(pass string, p report.Partial) {
+					if p.Batches == 1 {
+						last = report.Partial{}
+					}
+					require.Greater(t, p.Commands, last.Commands, "%s, mini-batch %d", pass, p.Batches)
+					require.Greater(t, p.BytesSSD, last.BytesSSD)
+					last = p
+				}})
 			require.NoError(t, r.err)
 			require.Equal(t, apart.res.ParamsSHA256, r.res.ParamsSHA256)
 			e := r.res.Epochs[1]
+			require.Equal(t, e.SSDCommands, last.Commands)
+			require.Equal(t, e.BytesSSD, last.BytesSSD)
 			require.Equal(t, apart.res.Epochs[1].RowsSSD, e.RowsSSD)
 			require.Equal(t, 10, e.Batches)
 			require.Equal(t, sets, e.ReadGroups, "%s, depth %d", stack, depth)
