@@ -1,6 +1,7 @@
 package sched
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"helios/internal/hostmem"
 	"helios/internal/testing/testrig"
 	"helios/internal/testing/wide"
+	"helios/internal/timeline"
 	"helios/sched/plan"
 	"helios/sched/report"
 	"helios/sched/tiers/ginex"
@@ -185,6 +187,8 @@ func TestNextPassIsSampledBeside(t *testing.T) {
 		cfg.Mode, cfg.CPUCache = ginex.ModeGinex, percent(30)
 		x.set(&cfg)
 		passes := 0
+		var trace bytes.Buffer
+		cfg.Timeline = timeline.New(&trace, timeline.Wall)
 		r := train(t, context.Background(), cfg, d, feat, s, 2, report.Observer{
 			Step: func(stage string, done, _ int) {
 				if stage == "sample superbatch" && done == 1 {
@@ -195,8 +199,12 @@ func TestNextPassIsSampledBeside(t *testing.T) {
 		sha, size = cmp.Or(sha, r.res.ParamsSHA256), max(size, r.res.Superbatch.FileBytes)
 		require.Equal(t, sha, r.res.ParamsSHA256, x.name)
 		require.Equal(t, x.before, passes > 1, "%s: %d", x.name, passes)
+		require.NoError(t, cfg.Timeline.Close())
+		sampled := bytes.Count(trace.Bytes(), []byte(`"sample superbatch"`))
 		if !x.before { // with validation and test
 			require.Equal(t, 2*len(r.res.Epochs)+1, r.res.Superbatch.Superbatches, x.name)
+		} else if cfg.Topology == "" { // one was sampled in vain, and none behind it
+			require.Equal(t, r.res.Superbatch.Superbatches+1, sampled, x.name)
 		}
 	}
 }

@@ -170,7 +170,7 @@ class Settings(TypedDict, total=False):
     #: room for
     superbatch: Text
 
-    #: sample the next superbatch while one trains
+    #: sample the next superbatch of an epoch, too, while one trains
     superbatch_overlap: bool
 
     #: FOLDER on whose file system the samples of superbatches are, in files without a name

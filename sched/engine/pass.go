@@ -224,8 +224,9 @@ func (e *Engine) Snapshot(p *Pass, base report.Partial) report.Partial {
 
 // Run walks a pass through the pipeline (package walk).
 //
-// When run returns, also by error or interrupt, no stage runs and nothing is in flight. An
-// interrupt ends it between two steps, with errs.Interrupted.
+// When run returns, also by error or interrupt, no stage runs and nothing is in flight; the
+// mini-batches of Next may be sampled on. An interrupt ends it between two steps, with
+// errs.Interrupted.
 //
 // When the device's memory runs out, in whichever stage, the walk stops, the GPU tier gives back
 // what is missing, and it resumes at the first batch that has not been through step: a batch that

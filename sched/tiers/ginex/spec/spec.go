@@ -13,7 +13,7 @@ type SuperbatchSettings struct {
 	// memory and disk have room for. SuperbatchOverlap: the next ones are sampled while those
 	// train.
 	Superbatch        int  `option:"superbatch" hint:"give a number of mini-batches from 1 on, or auto" group:"Tiers" named:"auto=0" positive:"yes" range:"1.." shown:"auto" arg:"N" usage:"mini-batches N that {policy} belady samples and knows at once; auto: what memory and disk have room for"`
-	SuperbatchOverlap bool `option:"superbatch-overlap" group:"Tiers" use:"setting" usage:"sample the next superbatch while one trains"`
+	SuperbatchOverlap bool `option:"superbatch-overlap" group:"Tiers" use:"setting" usage:"sample the next superbatch of an epoch, too, while one trains"`
 	// SuperbatchDir is the folder on whose file system their samples are; empty: the dataset's.
 	// SuperbatchDisk bounds their bytes; 0: a quarter of the free space.
 	SuperbatchDir  string `option:"superbatch-dir" group:"Tiers" use:"aside" shown:"the dataset's folder" arg:"FOLDER" usage:"FOLDER on whose file system the samples of superbatches are, in files without a name"`
