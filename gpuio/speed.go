@@ -52,7 +52,8 @@ const (
 	measuredRows   = 4096 // of each SSD
 	measuredPieces = 128  // of each SSD
 	measuredFiles  = 8    // of files such a part, which takes 10 to 50 ms
-	// of all files at least so many pieces: 16 of one file are over before its disk is busy
+	// measuredLeast is the fewest pieces, of all files together. A disk is not busy yet when it has
+	// read 16 pieces of one file.
 	measuredLeast = 64
 	measuredPiece = 64 << 10
 	measuredLimit = 2 * time.Second // of all of it

@@ -306,9 +306,10 @@ type Frontier struct {
 // rounding.
 const BucketBytes = 36
 
-// BatchBytes is the device memory of mini-batches under way, each of these sizes, with so many rows
-// of so many bytes: credits have a feature tensor and a lookup, samples a sample. One has rows that
-// are widened to wide bytes, 0: none has.
+// BatchBytes is the device memory of the mini-batches that are under way, each of the frontier's
+// sizes. As many as credits have a feature tensor, of so many rows of rowBytes, and a lookup; as
+// many as samples have a sample. One of them also has its rows as float32, of wide bytes each; 0:
+// none has.
 func (f *Frontier) BatchBytes(credits, samples, rows, rowBytes, wide int64, degrees bool) int64 {
 	n := credits*rows*rowBytes + rows*wide
 	n += credits * rows * BucketBytes * 9 / 8 // they grow by an eighth more
